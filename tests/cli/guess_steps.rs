@@ -65,13 +65,14 @@ fn a_mistake_in_one_node_is_named_where_a_coarser_arithmetic_explains_it_too() {
 
 #[test]
 fn weights_that_changed_places_and_whole_modules_of_another_layer_are_named() {
-    // In layer 1, of queries and outputs, which have one shape; keys of layer 2 with their bias.
+    // In layer 1, of queries and outputs, which have one shape; keys of layer 2 with their bias; keys of layers 1 and 2.
     for pairs in [
         &[
             ("blk.1.attn_q.weight", "blk.1.attn_output.weight"),
             ("blk.1.attn_output.weight", "blk.1.attn_q.weight"),
         ],
         &[("blk.1.attn_k.weight", "blk.2.attn_k.weight"), ("blk.1.attn_k.bias", "blk.2.attn_k.bias")],
+        &[("blk.1.attn_k.weight", "blk.2.attn_k.weight"), ("blk.2.attn_k.weight", "blk.1.attn_k.weight")],
     ] {
         let (mut model, mut engine) = (tiny_qwen2(), tiny_qwen2());
         for (name, from) in pairs {

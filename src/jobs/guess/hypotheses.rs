@@ -204,7 +204,7 @@ fn of_entry(entry: &'static Entry, scene: &Scene<'_>, labelled: &Labelled) -> Ve
 }
 
 /// Mistakes at nodes as one hypothesis; none where there are no nodes.
-fn of_nodes(
+pub fn of_nodes(
     nodes: BTreeMap<Id, Vec<Injected>>,
     layers: Layers,
     rows: Rows,
@@ -302,43 +302,6 @@ pub fn by_kind(whole: &Hypothesis, layers: u32) -> Vec<Hypothesis> {
 
 /// How products are called that a bias is added to.
 const PRODUCT: &str = "_proj";
-
-/// Two weights of a layer in each other's place, in all layers and in each.
-pub fn exchanged(labelled: &Labelled, layers: u32) -> Vec<Hypothesis> {
-    let (graph, scene) = (&labelled.program.graph, Scene::new(&labelled.program.graph));
-    let Some(entry) = find("linear.wrong_weight") else { return Vec::new() };
-    let read = |id: Id| graph.src(id, 0).map(|weight| graph.origin(weight));
-    // By the kinds of a pair, and by node: what a product reads in place of its own.
-    let mut pairs: BTreeMap<[&str; 2], BTreeMap<Id, Vec<Injected>>> = BTreeMap::new();
-    let products: Vec<(Id, Checkpoint)> = labelled.products().collect();
-    for &(id, checkpoint) in &products {
-        for fault in entry.all_at(&scene, id) {
-            let others = fault.rewrite.change.others();
-            let is_other = |&&(other, at): &&(Id, Checkpoint)| {
-                at.layer_index() == checkpoint.layer_index()
-                    && read(other).is_some_and(|own| others.contains(&own))
-            };
-            let Some((_, at)) = products.iter().find(is_other) else { continue };
-            let mut names = [checkpoint.kind().name(), at.kind().name()];
-            names.sort_unstable();
-            pairs.entry(names).or_default().insert(id, vec![Injected { spec: 0, checkpoint, fault }]);
-        }
-    }
-    let whole = pairs.into_iter().filter_map(|([a, b], nodes)| {
-        let one = of_nodes(nodes, Layers::All, Rows::All, format!("{} of {a} and {b}", entry.name))?;
-        let text = format!("the weights of {a} and {b} have changed places");
-        Some(Hypothesis { text, spelling: None, ..one })
-    });
-    let each = |one: Hypothesis| {
-        let single = |layer| {
-            let of_layer = part(&one, Layers::One(layer), Rows::All, layers)?;
-            Some(Hypothesis { text: one.text.clone(), spelling: None, ..of_layer })
-        };
-        let single: Vec<Hypothesis> = (0..layers).filter_map(single).collect();
-        std::iter::once(one).chain(single)
-    };
-    whole.flat_map(each).collect()
-}
 
 /// The mistakes at some of the nodes of a hypothesis, once more.
 fn nodes_of(whole: &Hypothesis, wants: &dyn Fn(Id, &[Injected]) -> bool) -> BTreeMap<Id, Vec<Injected>> {

@@ -7,6 +7,7 @@
 mod answer;
 mod discriminate;
 mod evidence;
+mod exchanged;
 mod hidden;
 mod hypotheses;
 mod input;
@@ -258,7 +259,7 @@ impl Stage {
         if self == Stage::Kinds {
             let all = hypotheses::everywhere(labelled);
             let of_kind = all.iter().flat_map(|one| hypotheses::by_kind(one, layers));
-            return of_kind.chain(hypotheses::exchanged(labelled, layers)).collect();
+            return of_kind.chain(exchanged::exchanged(labelled, layers)).collect();
         }
         let parts: Vec<(Layers, Rows)> = match self {
             Stage::Parts => [Layers::First, Layers::Last, Layers::Odd, Layers::Even]
