@@ -1,9 +1,14 @@
 //! What `parity guess` makes of rows that were computed in a prefill and in decode steps, and of mistakes in one node.
 
+use std::fs;
+
+use parity_dump::Dump;
 use serde_json::Value;
+use tempfile::TempDir;
 
 use crate::guess::{Engine, PROMPT, guess, ids, of_another};
-use crate::support::tiny_model::{tensor, tiny_qwen2};
+use crate::support::program::parity;
+use crate::support::tiny_model::{change, tensor, tiny_qwen2};
 
 /// Rows of logits as raw f32.
 fn raw(rows: &[Vec<f32>]) -> Vec<u8> {
@@ -104,4 +109,31 @@ fn log_probabilities_of_all_tokens_are_read_as_such_and_probabilities_are_refuse
     }
     let (code, told) = guess(&["-p", PROMPT, "--tokens-seen", "285", "--rows", "1..2"]);
     assert!(code == 2 && told.as_str().unwrap().contains("--logits"), "{told}");
+}
+
+#[test]
+fn tokens_of_a_model_whose_values_f16_cannot_hold_are_explained() {
+    let folder = TempDir::new().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let mut model = tiny_qwen2();
+    change(&mut model, "blk.1.ffn_down.weight", |_, weight| 1e7 * weight);
+    fs::write(path("model.gguf"), model.bytes()).unwrap();
+    for (inject, code, name) in [(None, 0, "healthy"), (Some("rope.interleaved"), 1, "rope.interleaved")] {
+        let (file, dump) = (path("model.gguf"), path(name));
+        let mut run =
+            parity(&["run", "--device", "cpu", "-m", &file, "--tokens", "3,14,15,92,65", "-n", "16"]);
+        run.args(["--no-audit", "--checkpoint", "logits", "--dump", &dump]);
+        inject.map(|fault| run.args(["--inject", fault]));
+        run.output().unwrap();
+        let tokens = Dump::open(&folder.path().join(name)).unwrap().tokens().to_vec();
+        let seen = ids(&tokens[5..]);
+        let asked =
+            ["guess", "-m", &file, "--tokens", "3,14,15,92,65", "--tokens-seen", &seen, "--format", "json"];
+        let out = parity(&asked).output().unwrap();
+        let told: Value = serde_json::from_slice(&out.stdout).unwrap();
+        assert!(told["hypotheses"][0]["log_likelihood"].is_number(), "{told}");
+        // A model of random weights may say the same with several mistakes.
+        let is_first = told["hypotheses"][0]["share"] == 1.0;
+        assert!(is_first && (inject.is_some() || out.status.code() == Some(code)), "{told}");
+    }
 }

@@ -133,6 +133,12 @@ impl Noise {
             let mean = (way.iter().map(|x| x * x).sum::<f64>() / way.len().max(1) as f64).sqrt();
             way.iter_mut().for_each(|sigma| *sigma = sigma.max(mean));
         }
+        // One that cannot hold the values does not say how far rounding moves them.
+        if let Some((sharpest, others)) = by_way.split_first_mut() {
+            for (sigma, own) in others.iter_mut().flat_map(|way| way.iter_mut().zip(&*sharpest)) {
+                *sigma = if sigma.is_finite() { *sigma } else { *own };
+            }
+        }
         let size = exact_rows.iter().map(|row| rms(row.iter().map(|x| f64::from(*x)))).collect();
         let own = digest(exact, width);
         let digests = ways.iter().map(|way| apart(&digest(way, width), &own)).collect();
