@@ -74,9 +74,12 @@ pub fn kept(
             let is_product = matches!(graph.get(id).op, Op::MulMat | Op::MulMatId) && weight();
             let mut computed = graph.sources(id).filter(|source| !graph.is_leaf(*source)).peekable();
             let is_of_products = computed.peek().is_some() && computed.all(|source| is_narrow[source]);
-            let is_recorded = labelled.labels[id].is_some_and(|label| steps.rows(step, label).is_some());
-            is_narrow[id] = !is_recorded && (is_product || is_of_products);
-            if is_narrow[id] {
+            let recorded = labelled.labels[id].filter(|label| steps.rows(step, *label).is_some());
+            is_narrow[id] = match recorded {
+                Some(label) => is_product && !of_f32.contains(&label.kind()),
+                None => is_product || is_of_products,
+            };
+            if is_narrow[id] && recorded.is_none() {
                 all[id] = kept;
             }
         }

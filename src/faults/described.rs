@@ -139,11 +139,15 @@ fn nan(rows: &Rows<'_>) -> Option<String> {
 /// A few sentences about recorded - exact.
 pub fn describe(rows: &Rows<'_>) -> String {
     let mut parts: Vec<String> = twin(rows).into_iter().collect();
-    let (wrong, all) = (rows.wrong(), rows.count());
+    let (mut wrong, all) = (rows.wrong(), rows.count());
     parts.push(match wrong.len() {
+        0 => "no value is wrong by itself, what many of them have in common is".to_owned(),
         n if n == all => format!("all {all} rows are wrong"),
         n => format!("{n} of {all} rows are wrong (positions {})", rows.spell(&wrong)),
     });
+    if wrong.is_empty() {
+        wrong = (0..all).collect();
+    }
     parts.extend(columns(rows, &wrong));
     parts.extend(heads(rows, &wrong));
     let error = Error::new(rows, &wrong);

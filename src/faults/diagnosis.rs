@@ -82,6 +82,9 @@ impl<'s, 'a> Trial<'s, 'a> {
             found = self.singles(&evidence, sample.as_ref(), &mut tried, true);
         }
         if found.is_empty() {
+            found = self.refitted(sample.as_ref(), &tried);
+        }
+        if found.is_empty() {
             found = ranks::unsummed(self.suspect);
         }
         if found.is_empty() {
@@ -170,6 +173,34 @@ impl<'s, 'a> Trial<'s, 'a> {
         }
         prefer_later(self.suspect, &mut found);
         found
+    }
+
+    /// Mistakes of any value, fitted to each of the others that the node may have been computed in: what comes nearest without a
+    /// mistake may be a coarser one, and a factor that is fitted to that is off by its rounding.
+    fn refitted(&self, sample: Option<&Sample<'_, '_>>, tried: &[Attempt]) -> Vec<Named> {
+        let is_near =
+            |one: &Attempt| fault::find(one.fault.name).is_some_and(is_general) && one.explains >= PROMISING;
+        if !tried.iter().any(is_near) {
+            return Vec::new();
+        }
+        let refit = |at: usize| {
+            let (_, base) = self.base(at)?;
+            let evidence = Evidence {
+                recorded: self.suspect.recorded,
+                exact: &base.exact,
+                bound: &base.bound,
+                looked_at: self.suspect.sight.looked_at,
+                source: &|slot| self.source(slot),
+                within: &|_, _| f64::INFINITY,
+            };
+            let general = fault::entries().filter(|entry| is_general(entry) && !entry.rounds);
+            let id = self.suspect.node.id;
+            let named = general.filter_map(|entry| {
+                self.first(entry.guessed(&self.scene, id, &evidence), sample, &mut Vec::new())
+            });
+            Some(named.collect::<Vec<Named>>()).filter(|found| !found.is_empty())
+        };
+        (1..=self.others.len()).find_map(refit).unwrap_or_default()
     }
 
     /// A mistake with the value that explains the steps before: a fit to a single row may end elsewhere.

@@ -2,6 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
+use parity::checkpoint::Checkpoint;
+use parity::gguf::Gguf;
+use parity::model::builders::{Cache, Shape, build};
+
+use crate::support::edited::{undeclare, without_graph};
+use crate::support::gguf_writer::GgufWriter;
+use crate::support::graphs::record::record_some;
+use crate::support::graphs::{head, hollow, values};
 use crate::support::program::{Audited, Copied, answer, audit};
 use crate::support::samples::sample;
 
@@ -65,6 +73,59 @@ fn names_with_two_meanings_are_settled_by_values() {
     let healthy = audited("tinygrad-ok-module_names.safetensors");
     assert_eq!(healthy.code, 0, "{}", healthy.report["first_divergence"]);
     assert!(healthy.notes.contains("q_proj as q, k_proj as k, v_proj as v"), "{}", healthy.notes);
+}
+
+/// A hook on gpt-oss' output projection sees the sum with its bias; one that lacks it is called by the same name.
+#[test]
+fn so_is_any_product_that_a_bias_is_added_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model.gguf");
+    std::fs::write(&model, unscaled("gpt-oss-moe")).unwrap();
+    let graph = build(&Gguf::open(&model).unwrap(), Shape::step(0, 12, 12, true, Cache::F32)).unwrap().graph;
+    let (sum, product) = ("attn_out.add", "attn_out");
+    for (kept, noted) in [(sum, true), (product, false)] {
+        let dump = folder.path().join(kept);
+        let is_shown = |id: Checkpoint| {
+            let part = id.to_string().split_once("attn_out").map(|(_, rest)| format!("attn_out{rest}"));
+            part.is_none_or(|part| part == kept)
+        };
+        record_some(&model, &graph, &dump, &|_, _| None, &is_shown);
+        undeclare(&dump);
+        without_graph(&dump);
+        // The same name for both, in a header that is as long as before.
+        let file = dump.join("step-0000.safetensors");
+        let bytes = std::fs::read(&file).unwrap();
+        let (from, to) =
+            (format!("{sum}\""), format!("{product}\"{}", " ".repeat(sum.len() - product.len())));
+        std::fs::write(&file, replaced(&bytes, from.as_bytes(), to.as_bytes())).unwrap();
+        let found = audit(&dump, &model, &["--allow-missing"]);
+        assert_eq!((found.code, &found.first[..]), (0, ""), "{kept}: {}", found.report["reason"]);
+        assert_eq!(found.notes.contains("attn_out as attn_out.add"), noted, "{kept}: {}", found.notes);
+    }
+}
+
+/// A model without factors on its products, which engines apply at once.
+fn unscaled(name: &str) -> Vec<u8> {
+    let layout = hollow(&head(name));
+    let mut out = GgufWriter::new();
+    out.metadata.extend(layout.metadata().iter().map(|(key, value)| (key.clone(), value.clone())));
+    for info in layout.tensors().filter(|info| !info.name.ends_with(".scale")) {
+        let bytes = values(&info.name, info.elements());
+        out.tensors.push((info.name.clone(), info.dtype, info.shape.clone(), bytes));
+    }
+    out.bytes()
+}
+
+/// Bytes with others in place of some, as many of them.
+fn replaced(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
+    let (mut out, mut at) = (bytes.to_vec(), 0);
+    while at + from.len() <= out.len() {
+        if out[at..].starts_with(from) {
+            out[at..at + to.len()].copy_from_slice(to);
+        }
+        at += 1;
+    }
+    out
 }
 
 /// And they are settled wherever the recording is read: as the reference of a run as when it is audited.

@@ -20,8 +20,9 @@ impl Passes<'_> {
             of_operands.map(|(name, narrow)| (name, Unseen { products: Some(narrow), ..unseen }));
         let of_parts = parts::hypotheses(kept).into_iter().filter(move |_| kept != Storage::F32);
         let of_parts = of_parts.map(|one| (one.name, Unseen { parts: one.arithmetic.parts, ..unseen }));
-        let of_better = storage_types::readings(kept)
-            .map(|[_, better]| (better, Unseen { recorded: Some(kept), ..unseen }));
+        // Values of f32 too, where an engine computes in f64.
+        let better = storage_types::readings(kept).map_or(storage_types::IN_BETTER, |[_, better]| better);
+        let of_better = [(better, Unseen { recorded: Some(kept), ..unseen })];
         for (name, unseen) in of_operands.chain(of_parts).chain(of_better) {
             let mut nodes = findings.nodes.values();
             let is_shown = nodes.any(|finding| finding.is_healthy() && finding.computed_in.contains(name));
