@@ -24,6 +24,16 @@ fn what_was_said_later_is_not_seen_by_who_says_one_token_after_the_other() {
 }
 
 #[test]
+fn a_healthy_answer_names_what_would_not_show_in_steps() {
+    // Behind one token every step has one row: whether a mask hides later ones nobody sees, as a single pass of all rows would.
+    let (code, told) = guess(&["--tokens", "285", "--tokens-seen", "314,365,392,82,342,314,1434,731"]);
+    assert_eq!((code, &told["answer"]), (0, &Value::from("healthy")), "{told}");
+    for name in ["attn.no_mask", "attn.mask_shift"] {
+        assert!(told["unseen"].as_array().unwrap().iter().any(|one| one == name), "{name}: {told}");
+    }
+}
+
+#[test]
 fn logits_of_a_dump_are_those_of_its_steps() {
     for mistake in ["attn.no_mask", "attn.mask_shift", "rope.position_in_step", "attn.self_only"] {
         let inject = if mistake == "attn.mask_shift" { "attn.mask_shift=1" } else { mistake };

@@ -10,6 +10,9 @@ use crate::audit::Labelled;
 use crate::checkpoint::Checkpoint;
 use crate::faults::injected::Injected;
 
+/// Two weights by their names, and the layer that both are of, if they are of one.
+type Exchange = ([String; 2], Option<u32>);
+
 /// Two weights of a layer, in all layers and in each; and one of two layers, of which one follows on the other.
 pub fn exchanged(labelled: &Labelled, layers: u32) -> Vec<Hypothesis> {
     let roles = |a: Checkpoint, b: Checkpoint| {
@@ -36,7 +39,7 @@ pub fn exchanged(labelled: &Labelled, layers: u32) -> Vec<Hypothesis> {
 }
 
 /// What two products are called that may read each other's weights, and their layer, where it is one that is meant.
-type Pair<'a> = &'a dyn Fn(Checkpoint, Checkpoint) -> Option<([String; 2], Option<u32>)>;
+type Pair<'a> = &'a dyn Fn(Checkpoint, Checkpoint) -> Option<Exchange>;
 
 /// The pairs of products of which each makes a mistake by which it reads the other's weight.
 fn of_entry(labelled: &Labelled, name: &str, pair: Pair<'_>) -> Vec<Hypothesis> {
@@ -44,7 +47,7 @@ fn of_entry(labelled: &Labelled, name: &str, pair: Pair<'_>) -> Vec<Hypothesis> 
     let Some(entry) = find(name) else { return Vec::new() };
     let read = |id: Id| graph.src(id, 0).map(|weight| graph.origin(weight));
     let products: Vec<(Id, Checkpoint)> = labelled.products().collect();
-    let mut pairs: BTreeMap<([String; 2], Option<u32>), BTreeMap<Id, Vec<Injected>>> = BTreeMap::new();
+    let mut pairs: BTreeMap<Exchange, BTreeMap<Id, Vec<Injected>>> = BTreeMap::new();
     for &(id, checkpoint) in &products {
         for fault in entry.all_at(&scene, id) {
             let others = fault.rewrite.change.others();

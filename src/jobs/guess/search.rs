@@ -292,8 +292,9 @@ impl<'a> Search<'a> {
     }
 
     /// Mistakes that depend on which rows are computed together, as an engine makes them that computes one step after the
-    /// other, but for those that were tried so; none where there is one step.
-    pub fn stepwise(&self, before: &[Tried], noise: &Noise) -> Result<Vec<Tried>> {
+    /// other, but for those that were tried so; none where there is one step. Those alone that depend on rows of one step, or
+    /// those too that show in later steps alone.
+    pub fn stepwise(&self, before: &[Tried], noise: &Noise, by_row: bool) -> Result<Vec<Tried>> {
         if self.known.steps().len() < 2 || self.full.rows < 2 || self.known.recording.is_some() {
             return Ok(Vec::new());
         }
@@ -301,7 +302,7 @@ impl<'a> Search<'a> {
         let is_known = |one: &Hypothesis| {
             before.iter().any(|known| known.hypothesis.stepwise && known.hypothesis.key == one.key)
         };
-        open.retain(|one| !is_known(one));
+        open.retain(|one| !is_known(one) && (!by_row || steps::is_by_row(one)));
         self.in_steps(open, noise)
     }
 

@@ -24,6 +24,11 @@ const BY_ROW: [&str; 9] = [
     "logits.wrong_row",
 ];
 
+/// Whether a mistake depends on which rows are computed together.
+pub fn is_by_row(one: &Hypothesis) -> bool {
+    BY_ROW.contains(&one.key.split(' ').next().unwrap_or_default())
+}
+
 /// Those that have a place in a step of one token behind the prompt, or in the prompt.
 ///
 /// # Errors
@@ -35,7 +40,7 @@ pub fn stepwise(model: Model<'_>, prompt: &[u32]) -> Result<Vec<Hypothesis>> {
         let pass = Prompt::step(model, ids, at)?;
         for (_, one) in hypotheses::unmerged(&pass.labelled) {
             let name = one.key.split(' ').next().unwrap_or_default();
-            let is_one = BY_ROW.contains(&name) || find(name).is_some_and(|entry| entry.later);
+            let is_one = is_by_row(&one) || find(name).is_some_and(|entry| entry.later);
             if is_one && !out.iter().any(|known| known.key == one.key) {
                 out.push(Hypothesis { stepwise: true, ..one });
             }
