@@ -64,6 +64,12 @@ pub fn found(suspect: &Suspect<'_>) -> Vec<Named> {
     }
     let others = replay.with_other_caches();
     let mut found = others.iter().map(|replay| found_by(suspect, replay, &mut work));
+    if let Some(found) = found.find(|found| !found.is_empty()) {
+        return found;
+    }
+    // What is left of the work.
+    let mut found =
+        std::iter::once(replay).chain(&others).map(|replay| searched_by(suspect, replay, &mut work));
     found.find(|found| !found.is_empty()).unwrap_or_default()
 }
 
@@ -87,16 +93,25 @@ fn found_by(suspect: &Suspect<'_>, replay: &Replay<'_>, work: &mut usize) -> Vec
         }
         out.extend(explained_by(suspect, replay, &hypothesis));
     }
-    if out.is_empty() {
-        // Of numbers that explain it the roundest that leaves next to nothing more than the best.
-        let best = |told: Vec<Hypothesis>| {
-            let found = told.iter().filter_map(|one| explained_by(suspect, replay, one));
-            let found: Vec<(Id, Named)> = found.collect();
-            let least = found.iter().map(|(_, named)| named.left).fold(f64::INFINITY, f64::min);
-            found.into_iter().find(|(_, named)| named.left <= precision::ALIKE * least)
-        };
-        out.extend(searched(suspect, &scene, replay, work).find_map(best));
-    }
+    ranked(suspect, out)
+}
+
+/// Mistakes of one number that nobody lists: of those that explain a node the roundest that leaves next to nothing more than the
+/// best.
+fn searched_by(suspect: &Suspect<'_>, replay: &Replay<'_>, work: &mut usize) -> Vec<Named> {
+    let scene = Scene::new(&suspect.node.program.graph);
+    let best = |told: Vec<Hypothesis>| {
+        let found: Vec<(Id, Named)> =
+            told.iter().filter_map(|one| explained_by(suspect, replay, one)).collect();
+        let least = found.iter().map(|(_, named)| named.left).fold(f64::INFINITY, f64::min);
+        found.into_iter().find(|(_, named)| named.left <= precision::ALIKE * least)
+    };
+    let found = searched(suspect, &scene, replay, work).find_map(best);
+    ranked(suspect, found.into_iter().collect())
+}
+
+/// The likeliest first of those that explain a node.
+fn ranked(suspect: &Suspect<'_>, out: Vec<(Id, Named)>) -> Vec<Named> {
     // What a healthy reader contradicts is none, unless it is so small that it need not show there. Of those that come to the same
     // that one is likeliest which other wrong readers of its node speak for.
     let [error, size, ..] = suspect.held.squares;
