@@ -68,18 +68,22 @@ pub fn kept(
     }
     if has_narrow_products(steps, (step, labelled), of_f32) {
         // Autocast: products come out narrow, and so does what is computed of these until it meets what is not.
+        // Of a recorded product that is its sum with a bias: what chooses experts by it may well be in f32.
         let mut is_narrow = vec![false; graph.tensors.len()];
+        let mut is_shown = is_narrow.clone();
         for id in graph.computed() {
             let weight = || graph.src(id, 0).is_some_and(|weight| graph.leaf(weight) == Some(Leaf::Weight));
             let is_product = matches!(graph.get(id).op, Op::MulMat | Op::MulMatId) && weight();
             let mut computed = graph.sources(id).filter(|source| !graph.is_leaf(*source)).peekable();
-            let is_of_products = computed.peek().is_some() && computed.all(|source| is_narrow[source]);
+            let adds = graph.get(id).op == Op::Add;
+            let is_of_products = computed.peek().is_some()
+                && computed.all(|source| is_narrow[source] || adds && is_shown[source]);
             let recorded = labelled.labels[id].filter(|label| steps.rows(step, *label).is_some());
-            is_narrow[id] = match recorded {
-                Some(label) => is_product && !of_f32.contains(&label.kind()),
-                None => is_product || is_of_products,
-            };
-            if is_narrow[id] && recorded.is_none() {
+            match recorded {
+                Some(label) => is_shown[id] = is_product && !of_f32.contains(&label.kind()),
+                None => is_narrow[id] = is_product || is_of_products,
+            }
+            if is_narrow[id] {
                 all[id] = kept;
             }
         }
