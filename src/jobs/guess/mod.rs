@@ -134,21 +134,8 @@ fn guess_in(
     }
     all.extend(known.others.iter().enumerate().map(|(number, file)| Hypothesis::weights(number, file)));
     tried.extend(search.each(all, &noise, &tried)?);
-    let mut found = search.answer(&mut tried, &noise)?;
-    let is_open_in_steps = is_open(&found, &tried, evidence.ceiling(&noise));
-    // A single pass excludes no mistake that depends on which rows are computed together: a healthy answer says whether these
-    // would show.
-    let stepwise = match is_open_in_steps || found == Answer::Healthy {
-        true => search.stepwise(&tried, &noise, !is_open_in_steps)?,
-        false => Vec::new(),
-    };
-    if stepwise.is_empty() || !is_open_in_steps {
-        notes.push(STEPWISE_LEFT_OUT.to_owned());
-    }
-    if !stepwise.is_empty() {
-        tried.extend(stepwise);
-        found = search.answer(&mut tried, &noise)?;
-    }
+    let found = search.answer(&mut tried, &noise)?;
+    let mut found = in_steps(&search, &mut tried, &noise, found, &mut notes)?;
     for stage in [Stage::Parts, Stage::Single, Stage::Kinds] {
         // Of so many hypotheses tokens may speak for one by chance; numbers do not.
         let is_asked = stage != Stage::Kinds || evidence.tokens().is_empty();
@@ -183,6 +170,30 @@ fn guess_in(
         said.apart(discriminate::apart(known, &which)?, which.len());
     }
     Ok(said)
+}
+
+/// What follows with mistakes as an engine makes them that computes one step after the other. A single pass excludes none that
+/// depends on which rows are computed together: a healthy answer says whether these would show.
+fn in_steps(
+    search: &Search<'_>,
+    tried: &mut Vec<Tried>,
+    noise: &evidence::Noise,
+    found: Answer,
+    notes: &mut Vec<String>,
+) -> Result<Answer> {
+    let is_open = is_open(&found, tried, search.evidence.ceiling(noise));
+    let stepwise = match is_open || found == Answer::Healthy {
+        true => search.stepwise(tried, noise, !is_open)?,
+        false => Vec::new(),
+    };
+    if stepwise.is_empty() || !is_open {
+        notes.push(STEPWISE_LEFT_OUT.to_owned());
+    }
+    if stepwise.is_empty() {
+        return Ok(found);
+    }
+    tried.extend(stepwise);
+    search.answer(tried, noise)
 }
 
 /// A mistake in decode steps alone, where nobody told which rows are of them: those from the first on that a healthy engine
