@@ -1,8 +1,6 @@
 //! Whether a node is further from what was recorded of it than may be left, which most mistakes show at a few outputs and
 //! without a bound.
 
-use std::cell::Cell;
-
 use parity_graph::Op;
 
 use super::node::{Hypothesis, settled};
@@ -29,8 +27,7 @@ pub fn is_further(
         return false;
     }
     let is_far = |exact: Vec<f64>, at: &dyn Fn(usize) -> usize| {
-        let off = exact.iter().enumerate().map(|(i, exact)| (at(i), exact)).filter(|(i, _)| looked_at(*i));
-        let squares = off.map(|(i, exact)| (recorded[i] - exact).powi(2));
+        let squares = squares(&exact, at, (recorded, looked_at));
         squares.filter(|square| square.is_finite()).sum::<f64>() > CLEARLY * most
     };
     if let Some(tokens) = Tokens::of(rule, args, recorded) {
@@ -55,33 +52,31 @@ pub fn distance(
     (recorded, looked_at): (&[f64], &dyn Fn(usize) -> bool),
     tried: &[Hypothesis],
 ) -> f64 {
-    let of = |exact: Vec<f64>, at: &dyn Fn(usize) -> usize| {
-        let off = exact.iter().enumerate().map(|(i, exact)| (at(i), exact)).filter(|(i, _)| looked_at(*i));
-        off.map(|(i, exact)| (recorded[i] - exact).powi(2)).sum::<f64>()
-    };
-    let least = Cell::new(f64::INFINITY);
-    let note = |args: &Args<'_, f64>, at: &dyn Fn(usize) -> usize| {
-        let square = settled(rule, args, recorded).map_or(f64::INFINITY, |exact| of(exact, at));
-        least.set(least.get().min(square));
-        true
+    let nearest = |args: &Args<'_, f64>, at: &dyn Fn(usize) -> usize| {
+        let of = |args: &Args<'_, f64>| {
+            let exact = settled(rule, args, recorded);
+            exact.map_or(f64::INFINITY, |exact| squares(&exact, at, (recorded, looked_at)).sum())
+        };
+        tried.iter().map(|one| under(rule, args, one, &of)).fold(f64::INFINITY, f64::min)
     };
     let some = Tokens::of(rule, args, recorded).and_then(|tokens| {
         let outputs = tokens.outputs(tokens.inner().div_ceil(ONE_OF[1]))?;
         Some((tokens, outputs))
     });
-    match some {
-        Some((tokens, outputs)) => {
-            let (all, inner) = ((0..tokens.count()).collect(), tokens.inner());
-            let at = |i: usize| i / outputs.len() * inner + outputs[i % outputs.len()];
-            tokens.with_outputs(&all, Some(&outputs), |args| {
-                in_all(rule, args, tried, &|args| note(args, &at))
-            });
-        }
-        None => {
-            in_all(rule, args, tried, &|args| note(args, &|i| i));
-        }
-    }
-    least.get()
+    let Some((tokens, outputs)) = some else { return nearest(args, &|i| i) };
+    let (all, inner) = ((0..tokens.count()).collect(), tokens.inner());
+    let at = |i: usize| i / outputs.len() * inner + outputs[i % outputs.len()];
+    tokens.with_outputs(&all, Some(&outputs), |args| nearest(args, &at))
+}
+
+/// How far what was recorded is from exact values, each squared, which stand `at` other places of the whole.
+fn squares<'a>(
+    exact: &'a [f64],
+    at: &'a dyn Fn(usize) -> usize,
+    (recorded, looked_at): (&'a [f64], &'a dyn Fn(usize) -> bool),
+) -> impl Iterator<Item = f64> + 'a {
+    let off = exact.iter().enumerate().map(move |(i, exact)| (at(i), exact));
+    off.filter(move |(i, _)| looked_at(*i)).map(move |(i, exact)| (recorded[i] - exact).powi(2))
 }
 
 /// Whether something holds of what a node reads in everything that it is tried in.
@@ -91,10 +86,14 @@ fn in_all(
     tried: &[Hypothesis],
     holds: &dyn Fn(&Args<'_, f64>) -> bool,
 ) -> bool {
-    tried.iter().all(|Hypothesis { arithmetic, .. }| {
-        let narrowed = Narrowed::of(&rule.op, args, arithmetic);
-        holds(&Args { arithmetic, sources: narrowed.sources(args), ..*args })
-    })
+    tried.iter().all(|one| under(rule, args, one, holds))
+}
+
+/// What is seen of what a node reads, as it is in an arithmetic.
+fn under<T>(rule: &Rule, args: &Args<'_, f64>, one: &Hypothesis, see: &dyn Fn(&Args<'_, f64>) -> T) -> T {
+    let arithmetic = &one.arithmetic;
+    let narrowed = Narrowed::of(&rule.op, args, arithmetic);
+    see(&Args { arithmetic, sources: narrowed.sources(args), ..*args })
 }
 
 /// Some outputs of a product, where no tie decides about them.

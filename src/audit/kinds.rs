@@ -10,7 +10,7 @@ use super::{Labelled, Steps, storage_types};
 use crate::checkpoint::Checkpoint;
 use crate::numerics::Storage;
 use parity_dump::checkpoint::Kind;
-use parity_graph::{Leaf, Op};
+use parity_graph::Op;
 
 /// The kinds of nodes that most need f32 for, of a recording of which some values are numbers of the type `kept`.
 pub fn of_f32(steps: &dyn Steps, graphs: &[(usize, &Labelled)], kept: Storage) -> HashSet<Kind> {
@@ -72,8 +72,7 @@ pub fn kept(
         let mut is_narrow = vec![false; graph.tensors.len()];
         let mut is_shown = is_narrow.clone();
         for id in graph.computed() {
-            let weight = || graph.src(id, 0).is_some_and(|weight| graph.leaf(weight) == Some(Leaf::Weight));
-            let is_product = matches!(graph.get(id).op, Op::MulMat | Op::MulMatId) && weight();
+            let is_product = labelled.multiplies_weight(id);
             let mut computed = graph.sources(id).filter(|source| !graph.is_leaf(*source)).peekable();
             let adds = graph.get(id).op == Op::Add;
             let is_of_products = computed.peek().is_some()

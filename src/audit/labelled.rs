@@ -107,12 +107,15 @@ impl Labelled {
 
     /// The nodes that are products with weights, and what they are called.
     pub fn products(&self) -> impl Iterator<Item = (Id, Checkpoint)> + '_ {
-        let graph = &self.program.graph;
-        let is_product = move |id: Id| {
-            graph.get(id).op == Op::MulMat
-                && graph.src(id, 0).is_some_and(|weight| graph.leaf(weight) == Some(Leaf::Weight))
-        };
+        let is_product = |id: Id| self.program.graph.get(id).op == Op::MulMat && self.multiplies_weight(id);
         self.nodes().filter(move |(id, _)| is_product(*id))
+    }
+
+    /// Whether a node multiplies with a weight, which may be that of an expert.
+    pub fn multiplies_weight(&self, id: Id) -> bool {
+        let graph = &self.program.graph;
+        let is_weight = |weight| graph.leaf(weight) == Some(Leaf::Weight);
+        matches!(graph.get(id).op, Op::MulMat | Op::MulMatId) && graph.src(id, 0).is_some_and(is_weight)
     }
 
     /// The ids that a node reads, through views and whatever else only moves values.

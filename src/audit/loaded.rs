@@ -37,10 +37,15 @@ pub fn kept(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf) -> Re
     if steps.is_own_graph() {
         return Ok(None);
     }
-    let reads = |labelled: &Labelled, id: Id, vectors: bool, most: usize| {
+    let any = |labelled: &Labelled, id: Id, is: &dyn Fn(&TensorRef<'_>) -> bool| {
         let graph = &labelled.program.graph;
-        let mut weights = graph.sources(id).filter_map(|source| gguf.tensor(&graph.get(source).name));
-        weights.any(|weight| weight.info.is_plain_vector() == vectors && weight.info.elements() <= most)
+        graph.sources(id).filter_map(|source| gguf.tensor(&graph.get(source).name)).any(|weight| is(&weight))
+    };
+    let reads = |labelled: &Labelled, id: Id, vectors: bool, most: usize| {
+        let is = |weight: &TensorRef<'_>| {
+            weight.info.is_plain_vector() == vectors && weight.info.elements() <= most
+        };
+        any(labelled, id, &is)
     };
     let vectors = sampled(steps, graphs, NODES_MAX, |labelled, id, op| {
         matches!(op, Op::Mul | Op::Add) && reads(labelled, id, true, usize::MAX)
@@ -50,9 +55,7 @@ pub fn kept(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf) -> Re
     });
     // Of a file most of whose matrices were of that type before an adapter was merged into some, those alone show it.
     let changes = |labelled: &Labelled, id: Id, storage: Storage| {
-        let graph = &labelled.program.graph;
-        let mut weights = graph.sources(id).filter_map(|source| gguf.tensor(&graph.get(source).name));
-        weights.any(|weight| !holds_row(&weight, storage))
+        any(labelled, id, &|weight| !holds_row(weight, storage))
     };
     let matmuls = |storage: Storage| {
         sampled(steps, graphs, MATMULS_MAX, |labelled, id, op| {
@@ -61,17 +64,16 @@ pub fn kept(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf) -> Re
                 && changes(labelled, id, storage)
         })
     };
-    let compared =
-        |filed: &[Option<f64>], loaded: Loaded, nodes: &[Sampled], left: f64| -> Result<Compared> {
-            compared((steps, graphs, gguf), filed, loaded, (nodes, left))
-        };
+    let file = (steps, graphs, gguf);
     let filed = |nodes: &[Sampled]| errors(steps, graphs, gguf, nodes);
     let [filed_vectors, filed_rows] = [filed(&vectors)?, filed(&rows)?];
     let mut loaded = Loaded::default();
     for kept in [Storage::F16, Storage::Bf16] {
         let storage = Some(kept);
         let of_vectors = Loaded { vectors: storage, ..Loaded::default() };
-        if loaded.vectors.is_none() && compared(&filed_vectors, of_vectors, &vectors, LEFT)?.is_shown(2) {
+        if loaded.vectors.is_none()
+            && compared(file, &filed_vectors, of_vectors, (&vectors, LEFT))?.is_shown(2)
+        {
             loaded.vectors = storage;
         }
         if loaded.matrices.is_some() {
@@ -80,10 +82,10 @@ pub fn kept(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf) -> Re
         // Rows of a table are exact, so that operands which are rounded as well do not matter beside them. What they do not
         // show matmuls must show alone.
         let of_tables = Loaded { tables: storage, ..Loaded::default() };
-        let of_rows = compared(&filed_rows, of_tables, &rows, LEFT)?;
+        let of_rows = compared(file, &filed_rows, of_tables, (&rows, LEFT))?;
         let left = if of_rows.is_shown(1) { LEFT } else { LEFT_ALONE };
         let (of_matrices, matmuls) = (Loaded { matrices: storage, ..of_tables }, matmuls(kept));
-        let of_matmuls = compared(&filed(&matmuls)?, of_matrices, &matmuls, left)?;
+        let of_matmuls = compared(file, &filed(&matmuls)?, of_matrices, (&matmuls, left))?;
         if of_matmuls.is_shown(matmuls.len().clamp(1, 2)) {
             loaded.matrices = storage;
             loaded.tables = storage.filter(|_| of_rows.changed == 0 || of_rows.is_shown(1));

@@ -53,14 +53,7 @@ impl<'s, 'a> Trial<'s, 'a> {
             sampled.unwrap_or(f64::INFINITY)
         };
         let source = |slot: usize| self.source(slot);
-        let evidence = Evidence {
-            recorded: self.suspect.recorded,
-            exact: &self.base.exact,
-            bound: &self.base.bound,
-            looked_at: self.suspect.sight.looked_at,
-            source: &source,
-            within: &within,
-        };
+        let evidence = self.evidence(&self.base, &source, &within);
         let mut found = self.singles(&evidence, sample.as_ref(), &mut tried, false);
         if let Some(found) = self.nearer_before(&found) {
             return Names { found, out_of_sight: true, ..Names::default() };
@@ -130,6 +123,18 @@ impl<'s, 'a> Trial<'s, 'a> {
         Some(between::found(self.suspect)).filter(|before| least(before) < least(found))
     }
 
+    /// What was recorded beside what the node should come to.
+    fn evidence<'e>(
+        &'e self,
+        base: &'e Base,
+        source: &'e dyn Fn(usize) -> Option<Vec<f64>>,
+        within: &'e dyn Fn(&Change, f64) -> f64,
+    ) -> Evidence<'e> {
+        let Suspect { recorded, sight, .. } = *self.suspect;
+        let Base { exact, bound } = base;
+        Evidence { recorded, exact, bound, looked_at: sight.looked_at, source, within }
+    }
+
     /// The values of a source, where that is no weight that is too large to be looked at.
     fn source(&self, slot: usize) -> Option<Vec<f64>> {
         let source = self.suspect.args.get(slot)?;
@@ -185,14 +190,8 @@ impl<'s, 'a> Trial<'s, 'a> {
         }
         let refit = |at: usize| {
             let (_, base) = self.base(at)?;
-            let evidence = Evidence {
-                recorded: self.suspect.recorded,
-                exact: &base.exact,
-                bound: &base.bound,
-                looked_at: self.suspect.sight.looked_at,
-                source: &|slot| self.source(slot),
-                within: &|_, _| f64::INFINITY,
-            };
+            let source = |slot: usize| self.source(slot);
+            let evidence = self.evidence(base, &source, &|_, _| f64::INFINITY);
             let general = fault::entries().filter(|entry| is_general(entry) && !entry.rounds);
             let id = self.suspect.node.id;
             let named = general.filter_map(|entry| {
@@ -297,14 +296,8 @@ impl<'s, 'a> Trial<'s, 'a> {
             sample.and_then(|sample| sample.within(&both, limit)).unwrap_or(f64::INFINITY)
         };
         let base = self.under(own, at)?;
-        let evidence = Evidence {
-            recorded: self.suspect.recorded,
-            exact: &base.exact,
-            bound: &base.bound,
-            looked_at: self.suspect.sight.looked_at,
-            source: &|slot| self.source(slot),
-            within: &within,
-        };
+        let source = |slot: usize| self.source(slot);
+        let evidence = self.evidence(&base, &source, &within);
         let is_nearest = at == 0;
         let wanted = |entry: &&Entry| entry.name != first.name && (is_nearest || is_general(entry));
         for entry in fault::entries().filter(wanted) {

@@ -44,9 +44,12 @@ fn sums(labelled: &Labelled, gguf: &Gguf) -> Vec<Sum> {
     labelled.products().filter_map(sum).collect()
 }
 
-/// Products that one piece of code names alike: queries, keys and values.
+/// Products that one piece of code names alike.
+const TOGETHER: [Kind; 3] = [Kind::QProj, Kind::KProj, Kind::VProj];
+
+/// The first of the kinds that one is named with.
 fn named_with(kind: Kind) -> Kind {
-    if matches!(kind, Kind::KProj | Kind::VProj) { Kind::QProj } else { kind }
+    if TOGETHER.contains(&kind) { TOGETHER[0] } else { kind }
 }
 
 /// Reads what a dump calls a product as the sum with its bias where it is that in most layers that are looked at and show it,
@@ -77,7 +80,7 @@ pub fn settle(dump: &mut Dump, gguf: &Gguf) -> Result<Option<String>> {
         }
     }
     concerned.retain(|one| are_renamed.contains(&named_with(one.product.kind())));
-    let place = |kind: Kind| [Kind::QProj, Kind::KProj, Kind::VProj].iter().position(|known| *known == kind);
+    let place = |kind: Kind| TOGETHER.iter().position(|known| *known == kind);
     concerned.sort_by_key(|one| place(one.product.kind()).unwrap_or(usize::MAX));
     let mut settled: Vec<String> = Vec::new();
     for one in &concerned {

@@ -173,7 +173,7 @@ pub const HEALTHY: &str = "healthy";
 /// The catalogue's mistakes in a graph, each with its values, in all layers; those that are the same rewrites are one.
 pub fn everywhere(labelled: &Labelled) -> Vec<Hypothesis> {
     // What leaves the first step as it is needs several.
-    let is_later = |key: &str| key.split(' ').next().and_then(find).is_some_and(|entry| entry.later);
+    let is_later = |key: &str| find(mistake(key)).is_some_and(|entry| entry.later);
     merged(unmerged(labelled).filter(|(key, _)| !is_later(key)).map(|(_, one)| one).collect())
 }
 
@@ -201,6 +201,11 @@ fn of_entry(entry: &'static Entry, scene: &Scene<'_>, labelled: &Labelled) -> Ve
         of_nodes(nodes, Layers::All, Rows::All, format!("{} {value}", entry.name))
     });
     made.collect()
+}
+
+/// The name of the mistake that a key begins with.
+pub fn mistake(key: &str) -> &str {
+    key.split(' ').next().unwrap_or_default()
 }
 
 /// Mistakes at nodes as one hypothesis; none where there are no nodes.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use parity_graph::weights::{TOKEN_EMBD, weight};
 
-use super::evidence::{Chosen, Drawn, Evidence, Logits, SaidRows, Sampling, Spelling, log_sum};
+use super::evidence::{Chosen, Drawn, Evidence, Logits, SaidRows, Sampling, Spelling};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
 use crate::error::{Error, Result};
@@ -15,7 +15,7 @@ use crate::foreign::array::Array;
 use crate::foreign::logprobs::{self, LogProbs};
 use crate::foreign::read::{is_safetensors, logits_of};
 use crate::gguf::Gguf;
-use crate::jobs::logprobs::{Said, Words};
+use crate::jobs::logprobs::{Said, Words, normaliser};
 use crate::ops::bound::{CONFIDENCE, UNIT_BF16};
 use crate::tokenizer::Tokenizer;
 
@@ -192,7 +192,7 @@ fn is_normalised(path: &Path, seen: &Seen) -> Result<bool> {
             .found("rows of which each adds up to 1")
             .hint("dump what the softmax is taken of"));
     }
-    Ok(rows().all(|row| log_sum(row).abs() <= OFF))
+    Ok(rows().all(|row| normaliser(row).1.abs() <= OFF))
 }
 
 /// The logits of a dump, which says the tokens and steps; nothing where a file is none.

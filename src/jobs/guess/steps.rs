@@ -26,7 +26,7 @@ const BY_ROW: [&str; 9] = [
 
 /// Whether a mistake depends on which rows are computed together.
 pub fn is_by_row(one: &Hypothesis) -> bool {
-    BY_ROW.contains(&one.key.split(' ').next().unwrap_or_default())
+    BY_ROW.contains(&hypotheses::mistake(&one.key))
 }
 
 /// Those that have a place in a step of one token behind the prompt, or in the prompt.
@@ -39,8 +39,8 @@ pub fn stepwise(model: Model<'_>, prompt: &[u32]) -> Result<Vec<Hypothesis>> {
         let at = At { first, context: prompt.len() + 1, outputs: 1, prompt: prompt.len() - first };
         let pass = Prompt::step(model, ids, at)?;
         for (_, one) in hypotheses::unmerged(&pass.labelled) {
-            let name = one.key.split(' ').next().unwrap_or_default();
-            let is_one = is_by_row(&one) || find(name).is_some_and(|entry| entry.later);
+            let is_later = || find(hypotheses::mistake(&one.key)).is_some_and(|entry| entry.later);
+            let is_one = is_by_row(&one) || is_later();
             if is_one && !out.iter().any(|known| known.key == one.key) {
                 out.push(Hypothesis { stepwise: true, ..one });
             }

@@ -25,7 +25,7 @@ use crate::verdict::numbers::{self, Judged, Parts};
 use crate::verdict::{self, Gap, Why};
 use parity_dump::Dump;
 use parity_dump::manifest::{ModelInfo, Producer};
-pub(super) use rows::{Said, Words};
+pub(super) use rows::{Said, Words, normaliser};
 
 /// How they are judged.
 #[derive(Clone, Debug, Default)]

@@ -243,9 +243,10 @@ impl Row {
 }
 
 /// The largest of some logits, and the logarithm of the sum of all exponentials.
-fn normaliser(logits: &[f64]) -> (f64, f64) {
-    let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    (largest, largest + logits.iter().map(|z| (z - largest).exp()).sum::<f64>().ln())
+pub fn normaliser<T: Copy + Into<f64>>(logits: &[T]) -> (f64, f64) {
+    let all = || logits.iter().map(|z| -> f64 { (*z).into() });
+    let largest = all().fold(f64::NEG_INFINITY, f64::max);
+    (largest, largest + all().map(|z| (z - largest).exp()).sum::<f64>().ln())
 }
 
 fn rms(values: impl Iterator<Item = f64>) -> f64 {

@@ -137,29 +137,23 @@ pub fn shorter(fitted: f64) -> Vec<Argument> {
     Argument::numbers((1..=5).map(|digits| rounded(fitted, digits)).chain([fitted]))
 }
 
-/// How a number is searched for: so many octaves down and up, in steps of so many an octave.
-#[derive(Clone, Copy)]
-pub struct Search {
-    octaves: i32,
-    steps: i32,
-}
-
-impl Search {
-    /// Where a distance costs one node.
-    pub const WIDE: Search = Search { octaves: 8, steps: 20 };
-    /// Where it costs all nodes on the way.
-    pub const NEAR: Search = Search { octaves: 8, steps: 3 };
-}
+/// Octaves down and up that a number is searched in.
+const OCTAVES: i32 = 8;
+/// Steps of each, where a distance costs one node.
+pub const FINE: i32 = 20;
+/// Where it costs all nodes on the way.
+pub const COARSE: i32 = 3;
 
 /// Golden sections: a step of an octave is narrowed to what f32 tells apart.
 const SECTIONS: usize = 36;
 
-/// The number of least distance within some octaves of `around`: a scan, then golden sections. `None` where no distance is one.
-pub fn fitted(around: f64, search: Search, within: impl Fn(f64, f64) -> f64) -> Option<f64> {
+/// The number of least distance within some octaves of `around`: a scan in so many steps of each, then golden sections. `None`
+/// where no distance is one.
+pub fn fitted(around: f64, steps: i32, within: impl Fn(f64, f64) -> f64) -> Option<f64> {
     const GOLDEN: f64 = 0.618_033_988_749_895;
-    let at = |step: f64| around * (step / f64::from(search.steps)).exp2();
+    let at = |step: f64| around * (step / f64::from(steps)).exp2();
     let (mut least, mut step) = (f64::INFINITY, None);
-    for tried in -search.octaves * search.steps..=search.octaves * search.steps {
+    for tried in -OCTAVES * steps..=OCTAVES * steps {
         let distance = within(at(f64::from(tried)), least);
         if distance < least {
             (least, step) = (distance, Some(tried));

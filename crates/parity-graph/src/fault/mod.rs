@@ -36,7 +36,7 @@ pub use wanted::{Place, Wanted};
 
 use std::fmt;
 
-use evidence::{Search, fitted};
+use evidence::{COARSE, FINE, fitted};
 
 use crate::graph::{Graph, Id};
 use crate::op::Op;
@@ -241,7 +241,7 @@ impl Entry {
         };
         match self.guess {
             Some(guess) => self.made(guess(site, evidence), site),
-            None => self.made(self.found(site, Search::WIDE, &distance), site),
+            None => self.made(self.found(site, FINE, &distance), site),
         }
     }
 
@@ -249,7 +249,7 @@ impl Entry {
     /// of mistakes whose value is no number that can be searched for.
     pub fn searched(&self, scene: &Scene<'_>, id: Id, distance: Distance<'_>) -> Vec<Argument> {
         let site = scene.site(id).filter(|site| self.ops.contains(site.op()));
-        site.map_or_else(Vec::new, |site| self.found(site, Search::NEAR, distance))
+        site.map_or_else(Vec::new, |site| self.found(site, COARSE, distance))
     }
 
     /// Whether its value is a number that can be searched for.
@@ -257,10 +257,10 @@ impl Entry {
         self.searched.is_some()
     }
 
-    fn found(&self, site: Site<'_>, search: Search, distance: Distance<'_>) -> Vec<Argument> {
+    fn found(&self, site: Site<'_>, steps: i32, distance: Distance<'_>) -> Vec<Argument> {
         let Some(Searched { around, told }) = &self.searched else { return Vec::new() };
         let within = |number: f64, limit: f64| distance(&Argument::Number(number), limit);
-        around(site).and_then(|around| fitted(around, search, within)).map_or_else(Vec::new, told)
+        around(site).and_then(|around| fitted(around, steps, within)).map_or_else(Vec::new, told)
     }
 
     fn made(&self, arguments: Vec<Argument>, site: Site<'_>) -> Vec<Fault> {

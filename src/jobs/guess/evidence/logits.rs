@@ -1,6 +1,7 @@
 //! Logits themselves, or hidden states.
 
 use super::{Evidence, Noise, Score, difference, digest, rms};
+use crate::jobs::logprobs::normaliser;
 use crate::ops::bound::CONFIDENCE;
 
 /// Independent numbers in the rounding errors of a row, at least: logits are a matmul of one row of as many numbers as
@@ -41,7 +42,7 @@ impl Evidence for Logits {
     fn weigh(&self, logits: &[f32], noise: &Noise) -> Score {
         let both = logits.chunks(noise.width).zip(self.values.chunks(self.width));
         let apart = |(a, b): (&[f32], &[f32])| {
-            let off = if self.normalised { log_sum(a) } else { 0.0 };
+            let off = if self.normalised { normaliser(a).1 } else { 0.0 };
             // A vocabulary that was padded: what both have.
             rms(a.iter().zip(b).map(|both| difference(both) - off))
         };
@@ -58,13 +59,6 @@ impl Evidence for Logits {
         let (ab, aa) = pairs.fold((0.0, 0.0), |(ab, aa), (a, b)| (ab + a * b, aa + a * a));
         Some(ab / aa).filter(|factor| factor.is_finite())
     }
-}
-
-/// The logarithm of the sum of the exponentials of a row.
-pub fn log_sum(row: &[f32]) -> f64 {
-    let largest = row.iter().fold(f32::NEG_INFINITY, |largest, z| largest.max(*z));
-    let sum: f64 = row.iter().map(|z| (f64::from(*z) - f64::from(largest)).exp()).sum();
-    f64::from(largest) + sum.ln()
 }
 
 /// What distances of rows, absolute, say.

@@ -8,7 +8,7 @@ mod spelling;
 
 pub use chosen::Chosen;
 pub use drawn::{Drawn, Sampling};
-pub use logits::{Logits, log_sum};
+pub use logits::Logits;
 pub use said::SaidRows;
 pub use spelling::Spelling;
 
