@@ -100,6 +100,8 @@ fn mistakes_between_modules_are_named_in_every_step() {
         // Numbers that no list has.
         ("rope.base=26000", "blk.0.attn_out", "rope.base", "RoPE base is 26000"),
         ("attn.scale=0.19@2", "blk.2.attn_out", "attn.scale", "scaled by 0.19,"),
+        ("attn.scale=0.1785@2", "blk.2.attn_out", "attn.scale", "scaled by 0.1785,"),
+        ("attn.scale=0.175@2", "blk.2.attn_out", "attn.scale", "scaled by 0.175,"),
         ("attn.softcap=30@1", "blk.1.attn_out", "attn.softcap", "soft-capped at 30,"),
         ("residual.parallel@1", "blk.1.norm#2", "residual.parallel", ""),
         ("linear.no_bias@1", "blk.1.q", "linear.no_bias", ""),

@@ -159,8 +159,12 @@ pub fn fitted(around: f64, steps: i32, within: impl Fn(f64, f64) -> f64) -> Opti
             (least, step) = (distance, Some(tried));
         }
     }
-    let distance = |step: f64| within(at(step), f64::INFINITY);
-    let (mut low, mut high) = (f64::from(step?) - 1.0, f64::from(step?) + 1.0);
+    let (step, distance) = (step?, |step: f64| within(at(step), f64::INFINITY));
+    let (mut low, mut high) = (f64::from(step) - 1.0, f64::from(step) + 1.0);
+    // What the model has itself is no mistake and has no distance: beside it the least may lie on its other side.
+    if step.abs() == 1 && distance(0.0).is_infinite() {
+        (low, high) = (low.min(-1.0), high.max(1.0));
+    }
     let (mut a, mut b) = (high - GOLDEN * (high - low), low + GOLDEN * (high - low));
     let (mut of_a, mut of_b) = (distance(a), distance(b));
     for _ in 0..SECTIONS {
