@@ -257,12 +257,8 @@ impl<'s, 'a> Trial<'s, 'a> {
     /// Share of the error on a sample that a mistake accounts for, where it can be told from that.
     fn share(&self, change: &Change, sample: Option<&Sample<'_, '_>>) -> Option<f64> {
         let sample = sample.filter(|sample| sample.error > 0.0 && self.suspect.held.nonfinite == 0)?;
-        let distance = match change {
-            Change::Misread { how, .. } => sample.misread(*how),
-            change => sample.distance(change),
-        }?;
-        let all = if change.is_of_result() { self.suspect.held.squares[0] } else { sample.error };
-        (distance / all).is_finite().then(|| 1.0 - distance / all)
+        let left = sample.left(change)?;
+        left.is_finite().then_some(1.0 - left)
     }
 
     /// Two mistakes at once: each of those that explain much, with every other.

@@ -1,7 +1,7 @@
 //! A wrong node at a few of its rows and columns: how much of its error does a mistake account for there? What costs a
 //! pass over a weight, or all of attention, is computed in full only where that is promising.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::VecDeque;
 
 use parity_graph::rewrite::{Change, Edit, Misreading};
@@ -9,6 +9,7 @@ use parity_graph::{Id, Op};
 
 use super::others::{Other, other};
 use super::rewritten::rewrite;
+use super::trial::WEIGHT_MAX;
 use crate::audit::Suspect;
 use crate::engine::op_by_op::compute;
 use crate::gguf::DType;
@@ -36,7 +37,8 @@ struct Part {
 pub struct Sample<'s, 'a> {
     suspect: &'s Suspect<'a>,
     exact: &'s [f64],
-    /// Token rows, and for a product the columns of its result.
+    /// The axis of tokens, the rows that are taken along it, and for a product the columns of its result.
+    axis: Option<usize>,
     rows: Vec<usize>,
     columns: Option<Vec<usize>>,
     sources: Vec<Option<Part>>,
@@ -47,6 +49,8 @@ pub struct Sample<'s, 'a> {
     pub error: f64,
     /// One row of several.
     row: Option<Box<Sample<'s, 'a>>>,
+    /// Of a product, all columns of the same rows.
+    wide: OnceCell<Option<Box<Sample<'s, 'a>>>>,
     /// The last distances: a search comes back to what it tried.
     known: RefCell<VecDeque<(Change, f64)>>,
 }
@@ -161,7 +165,21 @@ impl<'s, 'a> Sample<'s, 'a> {
         let seen = |i: &&usize| suspect.looks_at(**i);
         let all: f64 = picks.iter().filter(seen).map(|&i| error(i).powi(2)).sum();
         let known = RefCell::default();
-        Sample { suspect, exact, rows, columns, sources, shape, picks, error: all, row: None, known }
+        let axis = axes.map(|(axis, _)| axis);
+        Sample {
+            suspect,
+            exact,
+            axis,
+            rows,
+            columns,
+            sources,
+            shape,
+            picks,
+            error: all,
+            row: None,
+            wide: OnceCell::new(),
+            known,
+        }
     }
 
     /// The same, or anything that is more than `limit` where it is.
@@ -191,11 +209,7 @@ impl<'s, 'a> Sample<'s, 'a> {
         let Suspect { node, args, recorded, .. } = *self.suspect;
         let op = &node.program.graph.get(node.id).op;
         if change.is_of_result() {
-            let others = |_: Id| None;
-            let rewritten = rewrite(op, args, change, &others)?;
-            let values = rewritten.finished(self.exact.to_vec(), args).ok()?;
-            let seen = recorded.iter().zip(&values).enumerate().filter(|(i, _)| self.suspect.looks_at(*i));
-            return Some(seen.map(|(_, (a, b))| (a - b).powi(2)).sum());
+            return Some(self.of_result(change)?.0);
         }
         if !self.fits(change) {
             return None;
@@ -209,6 +223,58 @@ impl<'s, 'a> Sample<'s, 'a> {
         Some(seen.map(|(&i, value)| (recorded[i] - value).powi(2)).sum())
     }
 
+    /// Share of the squared error that a change leaves; `None` where it does not fit a sample.
+    pub fn left(&self, change: &Change) -> Option<f64> {
+        let (distance, all) = match change {
+            change if change.is_of_result() => self.of_result(change)?,
+            Change::Misread { how, .. } => (self.misread(*how)?, self.error),
+            change if self.fits(change) => (self.distance(change)?, self.error),
+            change => {
+                let wide = self.wide().filter(|wide| wide.fits(change))?;
+                (wide.distance(change)?, wide.error)
+            }
+        };
+        Some(distance / all)
+    }
+
+    /// All columns of a product: an edit of a weight, in which any value may come from anywhere, needs them.
+    fn wide(&self) -> Option<&Sample<'s, 'a>> {
+        let Suspect { node, args, .. } = *self.suspect;
+        self.columns.as_ref()?;
+        let weight: usize = args.get(0)?.shape().iter().product();
+        let made = || {
+            let axes = token_axes(&node.program.graph.get(node.id).op, args);
+            Box::new(Sample::at(self.suspect, self.exact, axes, self.rows.clone(), None))
+        };
+        self.wide.get_or_init(|| (weight <= WEIGHT_MAX).then(made)).as_deref()
+    }
+
+    /// The squared distance under a change of the result, and the squared error there: in the rows of the sample where each
+    /// row is changed by itself, else in all.
+    fn of_result(&self, change: &Change) -> Option<(f64, f64)> {
+        let Suspect { node, args, recorded, held, .. } = *self.suspect;
+        let rewritten = rewrite(&node.program.graph.get(node.id).op, args, change, &|_: Id| None)?;
+        let off =
+            |i: usize, value: f64| if self.suspect.looks_at(i) { (recorded[i] - value).powi(2) } else { 0.0 };
+        let some = self.axis.filter(|axis| is_within_rows(change) && self.rows.len() < args.shape[*axis]);
+        let Some(axis) = some else {
+            let values = rewritten.finished(self.exact.to_vec(), args).ok()?;
+            return Some((values.iter().enumerate().map(|(i, value)| off(i, *value)).sum(), held.squares[0]));
+        };
+        let mut shape = args.shape;
+        let within: usize = shape[axis + 1..].iter().product();
+        let outer: usize = shape[..axis].iter().product();
+        let starts =
+            (0..outer).flat_map(|o| self.rows.iter().map(move |t| (o * args.shape[axis] + t) * within));
+        let places: Vec<usize> = starts.flat_map(|start| start..start + within).collect();
+        let exact: Vec<f64> = places.iter().map(|&i| self.exact[i]).collect();
+        let all = places.iter().zip(&exact).map(|(&i, value)| off(i, *value)).sum();
+        shape[axis] = self.rows.len();
+        let small = Args { shape, sources: args.sources.clone(), ..*args };
+        let values = rewritten.finished(exact, &small).ok()?;
+        Some((places.iter().zip(&values).map(|(&i, value)| off(i, *value)).sum(), all))
+    }
+
     /// Whether a change is the same for some rows and columns as for all.
     fn fits(&self, change: &Change) -> bool {
         let whole_rows = self.columns.is_none();
@@ -216,8 +282,7 @@ impl<'s, 'a> Sample<'s, 'a> {
             Change::After { .. } | Change::Part { .. } => false,
             Change::SourceEdit { edit: Edit::RowsTurned(_), .. } => false,
             Change::SourceEdit { slot: 0, .. } | Change::Misread { .. } | Change::Exchange(..) => whole_rows,
-            Change::ResultEdit(Edit::Columns(_) | Edit::SetColumns { .. }) => whole_rows,
-            Change::ResultEdit(edit) => edit.is_by_element(),
+            Change::ResultEdit(edit) => edit.is_by_element() || whole_rows && edit.is_within_rows(),
             Change::All(changes) => changes.iter().all(|change| self.fits(change)),
             _ => true,
         }
@@ -266,6 +331,15 @@ impl<'s, 'a> Sample<'s, 'a> {
                 .map(|(&i, value)| (self.suspect.recorded[i] - value).powi(2))
                 .sum(),
         )
+    }
+}
+
+/// Whether a change of the result makes each row of what was in that row.
+fn is_within_rows(change: &Change) -> bool {
+    match change {
+        Change::ResultEdit(edit) => edit.is_within_rows(),
+        Change::All(changes) => changes.iter().all(is_within_rows),
+        _ => false,
     }
 }
 

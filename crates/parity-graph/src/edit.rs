@@ -179,6 +179,13 @@ impl Edit {
         )
     }
 
+    /// Whether a value depends on those of its own row alone.
+    pub fn is_within_rows(&self) -> bool {
+        let moves =
+            matches!(self, Edit::Rotate(_) | Edit::Lag(_) | Edit::SetColumns { .. } | Edit::Columns(_));
+        moves || self.is_by_element()
+    }
+
     fn element(&self, x: f64) -> f64 {
         match self {
             Edit::Add(a) => x + f64::from(*a),
