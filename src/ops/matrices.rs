@@ -309,7 +309,9 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
                 vectorized(
                     #[inline(always)]
                     || {
-                        let max = out.iter().fold(0f32, |max, w| if w.abs() > max { w.abs() } else { max });
+                        // Bits of magnitudes are in their order, and unlike numbers are compared side by side.
+                        let max = out.iter().fold(0, |max, w| w.abs().to_bits().max(max));
+                        let max = f32::from_bits(max);
                         let scale = power_of_two(f64::from(if max.is_finite() { max } else { f32::MAX }));
                         let inverse = (1.0 / scale) as f32;
                         out.iter_mut().for_each(|w| *w = raise(*w * inverse));
