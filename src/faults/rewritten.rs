@@ -6,8 +6,7 @@ use parity_graph::{Id, Op, Params};
 
 use super::others::{Other, Others};
 use crate::engine::op_by_op::{Number, Product, Unknown, Value, compute};
-use crate::gguf::DType;
-use crate::gguf::misread;
+use crate::gguf::{DType, TensorInfo, TensorRef, misread};
 use crate::ops::source::Data;
 use crate::ops::{Args, Check, Rule, Source, Strided, rule};
 use crate::scalar::Scalar;
@@ -18,6 +17,8 @@ enum Made<'a, S> {
     Own(Source<'a, S>),
     /// Other values.
     Values(DType, Vec<S>, [usize; 4]),
+    /// Other blocks than the file's, for a decoder of their own type.
+    Weight(TensorInfo, Vec<u8>),
     /// Other values, of which each matrix lies column by column.
     Transposed(DType, Vec<S>, [usize; 4]),
 }
@@ -216,24 +217,23 @@ impl<'a, S: Number> Rewritten<'a, S> {
 
     /// A weight of the file whose blocks are decoded wrongly.
     fn misread(&mut self, slot: usize, how: Misreading) -> Option<()> {
-        let Made::Own(Source { data: Data::Weight(weight), dtype }) = self.sources.get(slot)?.as_ref()?
-        else {
+        let Made::Own(Source { data: Data::Weight(weight), .. }) = self.sources.get(slot)?.as_ref()? else {
             return None;
         };
-        let dtype = *dtype;
-        misread::applies(how, dtype).then_some(())?;
+        misread::applies(how, weight.info.dtype).then_some(())?;
         // Of a table only what is looked up is read.
         let looked_up = self.source(1).filter(|ids| self.op == Op::GetRows && ids.shape()[..3] == [1; 3]);
         let Some(ids) = looked_up else {
-            let (values, shape) = (misread::decode_all(how, weight), self.source(slot)?.shape());
-            self.sources[slot] = Some(Made::Values(dtype, values, shape));
+            let (info, bytes) = misread::read(how, weight, 0..weight.rows());
+            let info = TensorInfo { shape: weight.info.shape.clone(), ..info };
+            self.sources[slot] = Some(Made::Weight(info, bytes));
             return Some(());
         };
         let ids: Vec<usize> = ids.values().iter().map(|id| id.to_f64() as usize).collect();
-        let shape = [1, 1, ids.len(), weight.cols()];
         let places = (0..ids.len()).map(|place| S::from_f64(place as f64)).collect();
-        self.sources[slot] = Some(Made::Values(dtype, misread::gather(how, weight, &ids)?, shape));
-        self.sources[1] = Some(Made::Values(DType::I32, places, [1, 1, 1, shape[2]]));
+        let (info, bytes) = misread::gather(how, weight, &ids)?;
+        self.sources[slot] = Some(Made::Weight(info, bytes));
+        self.sources[1] = Some(Made::Values(DType::I32, places, [1, 1, 1, ids.len()]));
         Some(())
     }
 
@@ -434,6 +434,9 @@ fn made<'b, S: Number>(made: &'b Made<'_, S>) -> Source<'b, S> {
         Made::Own(source) => source.clone(),
         Made::Values(dtype, values, shape) => {
             Source { dtype: *dtype, data: Data::Values(Strided::whole(values, *shape)) }
+        }
+        Made::Weight(info, bytes) => {
+            Source { dtype: info.dtype, data: Data::Weight(TensorRef { info, bytes }) }
         }
         Made::Transposed(dtype, values, shape) => {
             let whole = Strided::whole(values, *shape);

@@ -12,8 +12,7 @@ use super::rewritten::rewrite;
 use super::trial::WEIGHT_MAX;
 use crate::audit::Suspect;
 use crate::engine::op_by_op::compute;
-use crate::gguf::DType;
-use crate::gguf::misread;
+use crate::gguf::{DType, TensorRef, misread};
 use crate::ops::source::Data;
 use crate::ops::{Args, Source, Strided};
 
@@ -314,7 +313,8 @@ impl<'s, 'a> Sample<'s, 'a> {
         let width = args.get(0)?.shape()[3];
         let mut values = vec![0.0; columns.len() * width];
         for (row, &column) in values.chunks_exact_mut(width).zip(columns) {
-            misread::decode_rows(how, weight, column..column + 1, row);
+            let (info, bytes) = misread::read(how, weight, column..column + 1);
+            TensorRef { info: &info, bytes: &bytes }.decode_rows(0..1, row);
         }
         let first = Source {
             dtype: weight.info.dtype,

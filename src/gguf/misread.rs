@@ -3,8 +3,7 @@
 
 use std::ops::Range;
 
-use super::{DType, TensorRef, decode};
-use crate::scalar::{self, Scalar};
+use super::{DType, TensorInfo, TensorRef};
 use parity_graph::rewrite::Misreading;
 use rayon::prelude::*;
 
@@ -62,58 +61,55 @@ pub fn applies(misreading: Misreading, dtype: DType) -> bool {
     }
 }
 
-/// Values of a weight that one thread decodes at a time.
-const TASK: usize = 1 << 16;
+/// Blocks that one thread rewrites at a time.
+const TASK: usize = 1 << 12;
 
-/// All rows, decoded on all threads.
-pub fn decode_all<S: Scalar>(misreading: Misreading, tensor: &TensorRef<'_>) -> Vec<S> {
-    let width = tensor.cols().max(1);
-    let (mut values, rows) = (scalar::zeros(tensor.info.elements()), TASK.div_ceil(width));
-    values.par_chunks_mut(rows * width).enumerate().for_each(|(task, part)| {
-        decode_rows(misreading, tensor, task * rows..task * rows + part.len() / width, part);
-    });
-    values
-}
-
-/// Some rows, one behind the other; `None` where there are fewer.
-pub fn gather<S: Scalar>(misreading: Misreading, tensor: &TensorRef<'_>, rows: &[usize]) -> Option<Vec<S>> {
-    let mut values = vec![S::ZERO; rows.len() * tensor.cols()];
-    for (row, out) in rows.iter().zip(values.chunks_mut(tensor.cols().max(1))) {
-        (*row < tensor.rows()).then(|| decode_rows(misreading, tensor, *row..row + 1, out))?;
-    }
-    Some(values)
-}
-
-/// Rows `rows` into `out`, (rows, cols); as stored where the type cannot be misread so.
-pub fn decode_rows<S: Scalar>(
-    misreading: Misreading,
-    tensor: &TensorRef<'_>,
-    rows: Range<usize>,
-    out: &mut [S],
-) {
-    let dtype = tensor.info.dtype;
-    let stored = tensor.row_bytes(rows.clone());
-    match (misreading, dtype) {
-        (Misreading::OtherHalf, DType::F16) => return decode(DType::BF16, stored, out),
-        (Misreading::OtherHalf, DType::BF16) => return decode(DType::F16, stored, out),
-        _ => {}
-    }
-    let Some(layout) = layout(dtype) else { return decode(dtype, stored, out) };
-    let block_bytes = dtype.block_bytes();
-    let mut bytes = stored.to_vec();
-    for (index, block) in bytes.chunks_exact_mut(block_bytes).enumerate() {
-        let next = rows.start * tensor.info.row_len_bytes() / block_bytes + index + 1;
-        change(misreading, &layout, block, tensor.bytes, next * block_bytes);
-    }
-    decode(dtype, &bytes, out);
-    if misreading == Misreading::NoMinimum && layout.offset != 0.0 {
-        for (block, out) in bytes.chunks_exact(block_bytes).zip(out.chunks_exact_mut(dtype.block_len())) {
-            let scale = half::f16::from_le_bytes([block[layout.scale], block[layout.scale + 1]]);
-            let offset = S::from_f64(layout.offset * scale.to_f64());
-            out.iter_mut().for_each(|value| *value += offset);
+/// Some rows as the mistaken reader has them: what describes them, and blocks of which the right decoder makes what the wrong one
+/// makes of those that are stored. As stored where the type cannot be misread so.
+///
+/// # Panics
+/// If there are fewer rows (a mistake in the caller, not in data).
+pub fn read(how: Misreading, tensor: &TensorRef<'_>, rows: Range<usize>) -> (TensorInfo, Vec<u8>) {
+    let (own, stored) = (tensor.info.dtype, tensor.row_bytes(rows.clone()));
+    let layout = layout(own);
+    let dtype = match (how, own) {
+        (Misreading::OtherHalf, DType::F16) => DType::BF16,
+        (Misreading::OtherHalf, DType::BF16) => DType::F16,
+        // What nothing is subtracted from has a minimum, of zero.
+        (Misreading::NoMinimum, DType::Q4_0) => DType::Q4_1,
+        (Misreading::NoMinimum, DType::Q5_0) => DType::Q5_1,
+        _ => own,
+    };
+    let (from, to) = (own.block_bytes(), dtype.block_bytes());
+    let first = rows.start * tensor.info.row_len_bytes() / from;
+    let mut bytes = vec![0; stored.len() / from * to];
+    let tasks = bytes.par_chunks_mut(TASK * to).zip(stored.par_chunks(TASK * from)).enumerate();
+    tasks.for_each(|(task, (bytes, stored))| {
+        let both = bytes.chunks_exact_mut(to).zip(stored.chunks_exact(from)).enumerate();
+        for (i, (block, stored)) in both {
+            let (scale, rest) = stored.split_at(SCALE.min(from));
+            block[..scale.len()].copy_from_slice(scale);
+            block[to - rest.len()..].copy_from_slice(rest);
+            if let Some(layout) = layout.as_ref().filter(|_| own == dtype) {
+                change(how, layout, block, tensor.bytes, (first + task * TASK + i + 1) * from);
+            }
         }
-    }
+    });
+    let shape = vec![rows.len(), tensor.cols()];
+    (TensorInfo { dtype, shape, byte_len: bytes.len(), ..tensor.info.clone() }, bytes)
 }
+
+/// The same of rows in any order; `None` where there are none, or fewer.
+pub fn gather(how: Misreading, tensor: &TensorRef<'_>, rows: &[usize]) -> Option<(TensorInfo, Vec<u8>)> {
+    rows.iter().all(|row| *row < tensor.rows()).then_some(())?;
+    let mut read = rows.iter().map(|&row| self::read(how, tensor, row..row + 1));
+    let (first, mut bytes) = read.next()?;
+    read.for_each(|(_, row)| bytes.extend(row));
+    Some((TensorInfo { shape: vec![rows.len(), tensor.cols()], byte_len: bytes.len(), ..first }, bytes))
+}
+
+/// Bytes of a scale, which a minimum stands behind.
+const SCALE: usize = size_of::<half::f16>();
 
 /// Changes one block; `next` is the byte in `all` at which the following block starts.
 fn change(misreading: Misreading, layout: &BlockLayout, block: &mut [u8], all: &[u8], next: usize) {

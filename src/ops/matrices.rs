@@ -202,9 +202,20 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
                 round::store(self.narrow, out);
             }
             Data::Values(values) => {
-                for (out, row) in out.chunks_exact_mut(k.max(1)).zip(rows) {
-                    let row = values.row([matrix / b, matrix % b, row]);
-                    out.iter_mut().zip(row.iter()).for_each(|(out, v)| *out = T::from_f64(v.to_f64()));
+                let [outer, inner, along, across] = values.strides;
+                let first = values.offset + matrix / b * outer + matrix % b * inner + rows.start;
+                if along == 1 && across != 1 {
+                    // Of a matrix that lies column by column, a part of each.
+                    for i in 0..k {
+                        let column = &values.data[first + i * across..][..rows.len()];
+                        let places = out[i..].iter_mut().step_by(k).zip(column);
+                        places.for_each(|(out, v)| *out = T::from_f64(v.to_f64()));
+                    }
+                } else {
+                    for (out, row) in out.chunks_exact_mut(k.max(1)).zip(rows) {
+                        let row = values.row([matrix / b, matrix % b, row]);
+                        out.iter_mut().zip(row.iter()).for_each(|(out, v)| *out = T::from_f64(v.to_f64()));
+                    }
                 }
                 if let Some(group) = self.form.and_then(|form| form.group) {
                     form::apart(self.weight.dtype, group, out);

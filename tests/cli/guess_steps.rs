@@ -79,6 +79,18 @@ fn a_mistake_in_one_node_is_named_where_a_coarser_arithmetic_explains_it_too() {
 }
 
 #[test]
+fn a_number_that_no_list_has_is_searched_for() {
+    for inject in
+        ["attn.clamp=2", "attn.softcap=3.5", "attn.scale=0.3", "rope.base=34567", "rope.partial=16,32"]
+    {
+        let engine = Engine::with(Some(inject), "logits");
+        let path = engine.file("all.f32", &raw(&engine.logits(engine.prompt)));
+        let (code, told) = guess(&["-p", PROMPT, "--logits", &path]);
+        assert_eq!((code, &told["hypotheses"][0]["inject"]), (1, &Value::from(inject)), "{told}");
+    }
+}
+
+#[test]
 fn weights_that_changed_places_and_whole_modules_of_another_layer_are_named() {
     // In layer 1, of queries and outputs, which have one shape; keys of layer 2 with their bias; keys of layers 1 and 2.
     for pairs in [

@@ -216,6 +216,7 @@ fn parameters_are_fitted() {
         ("embed.row_shift=-2", "embed", "row t-2"),
         ("logits.stride=4160", "logits", "4160 values apart"),
         ("rope.partial=8@0", "blk.0.q_rope", "rotates 8 columns"),
+        ("rope.partial=16,32@0", "blk.0.q_rope", "with frequencies of 32"),
     ] {
         let Some(findings) = found(TINY[0], true, &tokens, &[spec]) else {
             return eprintln!("SKIP: no tiny model");

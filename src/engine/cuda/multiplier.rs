@@ -11,7 +11,7 @@ use super::device::{Buffer, Device, Pinned};
 use super::modules::Modules;
 use crate::engine::op_by_op;
 use crate::error::{Error, Result};
-use crate::gguf::Gguf;
+use crate::gguf::{Gguf, TensorRef};
 use crate::numerics::Storage;
 
 /// A GPU that multiplies by the weights of a file, each of which is brought there when it is first asked for.
@@ -22,8 +22,10 @@ pub struct Multiplier<'m> {
 
 /// What lies on the device, dropped before it.
 struct On {
-    /// By name; nothing for those that no kernel reads.
-    weights: HashMap<String, Option<(Buffer, Weight)>>,
+    /// By name.
+    weights: HashMap<String, (Buffer, Weight)>,
+    /// Where one lies that the file does not have, while rows are multiplied by it.
+    passing: Option<Buffer>,
     /// (n, I) and (n, O), and their places on the host.
     rows: Option<(Buffer, Pinned)>,
     products: Option<(Buffer, Pinned)>,
@@ -43,13 +45,21 @@ impl<'m> Multiplier<'m> {
         device.bind()?;
         let modules = Modules::load(&device)?;
         device.overlaps = modules.overlap;
-        let on = On { weights: HashMap::new(), rows: None, products: None, modules, failed: None, device };
+        let on = On {
+            weights: HashMap::new(),
+            passing: None,
+            rows: None,
+            products: None,
+            modules,
+            failed: None,
+            device,
+        };
         Ok(Multiplier { gguf, on: Mutex::new(on) })
     }
 }
 
 impl op_by_op::Multiplier for Multiplier<'_> {
-    fn products(&self, weight: &str, lanes: &[Cow<'_, [f32]>]) -> Option<Vec<Vec<f32>>> {
+    fn products(&self, weight: &TensorRef<'_>, lanes: &[Cow<'_, [f32]>]) -> Option<Vec<Vec<f32>>> {
         let on = &mut *self.on.lock().ok()?;
         if on.failed.is_some() {
             return None;
@@ -77,11 +87,11 @@ impl On {
     fn products_of(
         &mut self,
         gguf: &Gguf,
-        name: &str,
+        stored: &TensorRef<'_>,
         lanes: &[Cow<'_, [f32]>],
     ) -> Result<Option<Vec<Vec<f32>>>> {
         self.device.bind()?;
-        let Some(weight) = self.weight(gguf, name)? else { return Ok(None) };
+        let Some(weight) = self.weight(gguf, stored)? else { return Ok(None) };
         let values: usize = lanes.iter().map(|rows| rows.len()).sum();
         let (n, each) = (values / weight.columns, weight.outputs);
         if n == 0 || lanes.iter().any(|rows| rows.len() % weight.columns != 0) {
@@ -145,30 +155,35 @@ impl On {
         Ok(Some(parts.into_par_iter().map(read).collect()))
     }
 
-    /// A weight on the device.
-    fn weight(&mut self, gguf: &Gguf, name: &str) -> Result<Option<Weight>> {
-        if let Some(known) = self.weights.get(name) {
-            return Ok(known.as_ref().map(|(_, weight)| *weight));
-        }
+    /// A weight on the device; `None` where no kernel reads it.
+    fn weight(&mut self, gguf: &Gguf, stored: &TensorRef<'_>) -> Result<Option<Weight>> {
+        let (name, dtype) = (&stored.info.name, stored.info.dtype);
         // Kernels read matrices in rows of a multiple of 8, of the types that the host decodes.
-        let stored = gguf.tensor(name).filter(|tensor| {
-            tensor.info.shape.len() == 2 && tensor.info.dtype.is_decodable() && tensor.cols() % 8 == 0
-        });
-        let made = match stored {
-            None => None,
-            Some(stored) => {
-                let blocks = calls::on_device(stored.bytes, stored.info.dtype);
-                // Kernels read whole words, beyond the last bytes of a tensor.
-                let buffer = self.device.alloc(name, blocks.len() + size_of::<u128>())?;
-                self.device.clear(&buffer)?;
-                self.device.upload(&blocks, buffer.address)?;
-                self.device.synchronize()?;
-                let (dtype, address) = (stored.info.dtype, buffer.address);
-                Some((buffer, Weight { address, dtype, outputs: stored.rows(), columns: stored.cols() }))
-            }
+        if !(stored.info.shape.len() == 2 && dtype.is_decodable() && stored.cols() % 8 == 0) {
+            return Ok(None);
+        }
+        let is_own = gguf.tensor(name).is_some_and(|own| std::ptr::eq(own.bytes, stored.bytes));
+        if let Some((_, known)) = self.weights.get(name).filter(|_| is_own) {
+            return Ok(Some(*known));
+        }
+        let blocks = calls::on_device(stored.bytes, dtype);
+        // Kernels read whole words, beyond the last bytes of a tensor.
+        let bytes = blocks.len() + size_of::<u128>();
+        let passing = if is_own { None } else { self.passing.take() };
+        let buffer = match passing.filter(|held| held.bytes >= bytes) {
+            Some(buffer) => buffer,
+            None => self.device.alloc(name, bytes)?,
         };
-        let weight = made.as_ref().map(|(_, weight)| *weight);
-        self.weights.insert(name.to_owned(), made);
-        Ok(weight)
+        self.device.clear(&buffer)?;
+        self.device.upload(&blocks, buffer.address)?;
+        self.device.synchronize()?;
+        let (outputs, columns) = (stored.rows(), stored.cols());
+        let weight = Weight { address: buffer.address, dtype, outputs, columns };
+        if is_own {
+            self.weights.insert(name.clone(), (buffer, weight));
+        } else {
+            self.passing = Some(buffer);
+        }
+        Ok(Some(weight))
     }
 }

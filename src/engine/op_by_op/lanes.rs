@@ -33,10 +33,11 @@ pub trait Product: Send + Sync {
     fn finished(&self, values: Vec<f32>, like: &Args<'_, f32>) -> Value<f32>;
 }
 
-/// Who multiplies rows by the weights of the file in place of the CPU, in f32.
+/// Who multiplies rows by weights in place of the CPU, in f32.
 pub trait Multiplier: Sync {
-    /// By lane, (n, O) products of rows (n, I) with the weight of this name; `None` where that is left to the CPU.
-    fn products(&self, weight: &str, lanes: &[Cow<'_, [f32]>]) -> Option<Vec<Vec<f32>>>;
+    /// By lane, (n, O) products of rows (n, I) with a weight, which may be another one than the file has under its name; `None`
+    /// where that is left to the CPU.
+    fn products(&self, weight: &TensorRef<'_>, lanes: &[Cow<'_, [f32]>]) -> Option<Vec<Vec<f32>>>;
 
     /// Why it left everything to the CPU from some product on, if it did.
     fn failed(&self) -> Option<String>;
@@ -266,7 +267,7 @@ fn of_group(all: &[&Args<'_, f32>], rule: &Rule, how: &dyn Lanes) -> Option<Vec<
     let rows: Vec<Cow<'_, [f32]>> = rows.collect::<Option<_>>()?;
     let is_plain = *first.arithmetic == Arithmetic::EXACT;
     if let Some(elsewhere) = how.multiplier().filter(|_| is_plain)
-        && let Some(products) = elsewhere.products(&stored.info.name, &rows)
+        && let Some(products) = elsewhere.products(stored, &rows)
     {
         return Some(products.into_iter().map(|products| Ok(products.into())).collect());
     }

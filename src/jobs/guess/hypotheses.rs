@@ -150,6 +150,21 @@ impl Hypothesis {
         if let Change::Nodes(nodes) = &self.change { Some(nodes) } else { None }
     }
 
+    /// As `--inject` takes it, with the layer or the node that it is in; `None` where that cannot be said so.
+    pub fn injected(&self) -> Option<String> {
+        let (spelling, nodes) = (self.spelling.as_ref()?, self.nodes()?);
+        let mut places = nodes.values().flatten().map(|one| one.checkpoint);
+        let first = places.next().filter(|_| self.rows == Rows::All)?;
+        match self.layers {
+            Layers::All => Some(spelling.clone()),
+            Layers::Odd | Layers::Even => None,
+            _ if places.next().is_none() => Some(format!("{spelling}@{first}")),
+            Layers::First | Layers::Last | Layers::One(_) => {
+                Some(format!("{spelling}@{}", first.layer_index()?))
+            }
+        }
+    }
+
     /// The layer that is run twice.
     pub fn repeats(&self) -> Option<u32> {
         if let Change::Repeated(layer) = self.change { Some(layer) } else { None }

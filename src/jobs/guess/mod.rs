@@ -14,6 +14,7 @@ mod input;
 mod passes;
 mod said;
 mod search;
+mod searched;
 mod steps;
 mod tokens;
 mod ways;
@@ -28,6 +29,7 @@ use crate::engine::op_by_op::Multiplier;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use answer::Tried;
+use evidence::Noise;
 use hypotheses::{HEALTHY, Hypothesis, Layers, Rows};
 use parity_dump::Dump;
 use search::Search;
@@ -136,19 +138,17 @@ fn guess_in(
     tried.extend(search.each(all, &noise, &tried)?);
     let found = search.answer(&mut tried, &noise)?;
     let mut found = in_steps(&search, &mut tried, &noise, found, &mut notes)?;
-    for stage in [Stage::Parts, Stage::Single, Stage::Kinds] {
-        // Of so many hypotheses tokens may speak for one by chance; numbers do not.
-        let is_asked = stage != Stage::Kinds || evidence.tokens().is_empty();
-        let is_open = is_asked && is_open(&found, &tried, evidence.ceiling(&noise));
+    for stage in [Stage::Parts, Stage::Single, Stage::Kinds, Stage::Numbers] {
+        let is_open = stage.is_asked(evidence, &found) && is_open(&found, &tried, evidence.ceiling(&noise));
         let is_extra = stage == Stage::Kinds && found == Answer::Healthy;
         let most = if is_extra { WORK_OF_HEALTHY } else { WORK_MAX };
-        let why = match is_open.then(|| stage.all(&search)) {
-            Some(more) if search.work(more.len()) <= most => {
+        let why = match is_open.then(|| stage.all(&search, &noise, most)) {
+            Some(Some(more)) => {
                 tried.extend(search.each(more, &noise, &tried)?);
                 found = search.answer(&mut tried, &noise)?;
                 continue;
             }
-            Some(_) => "they are too many to be computed; --hidden finds the layer",
+            Some(None) => "they are too many to be computed; --hidden finds the layer",
             None => "the output says too little of them",
         };
         if [Answer::Healthy, Answer::Nothing].contains(&found) {
@@ -177,7 +177,7 @@ fn guess_in(
 fn in_steps(
     search: &Search<'_>,
     tried: &mut Vec<Tried>,
-    noise: &evidence::Noise,
+    noise: &Noise,
     found: Answer,
     notes: &mut Vec<String>,
 ) -> Result<Answer> {
@@ -252,11 +252,24 @@ enum Stage {
     Single,
     /// Mistakes in one kind of nodes, in one layer or in all, of those that several kinds have a place for.
     Kinds,
+    /// Mistakes of a number that no list has, in all layers.
+    Numbers,
 }
 
 impl Stage {
+    /// Of so many hypotheses tokens may speak for one by chance; numbers do not.
+    fn is_asked(self, evidence: &dyn Evidence, found: &Answer) -> bool {
+        let is_numbers = evidence.tokens().is_empty();
+        match self {
+            Stage::Parts | Stage::Single => true,
+            Stage::Kinds => is_numbers,
+            Stage::Numbers => is_numbers && *found == Answer::Nothing,
+        }
+    }
+
     fn words(self) -> &'static str {
         match self {
+            Stage::Numbers => "mistakes of a number that no list has",
             Stage::Parts => "mistakes in some layers, or in one of prefill and decode steps alone,",
             Stage::Single => "mistakes in one layer between the first and the last",
             Stage::Kinds => "mistakes in one node of a layer of several that they may be in",
@@ -269,22 +282,34 @@ impl Stage {
         at_end == (self == Stage::Parts)
     }
 
-    fn all(self, search: &Search<'_>) -> Vec<Hypothesis> {
+    /// Its hypotheses; `None` where they would take more than so many multiplications.
+    fn all(self, search: &Search<'_>, noise: &Noise, most: f64) -> Option<Vec<Hypothesis>> {
+        let all = match self {
+            Stage::Numbers => {
+                return (search.work(searched::TRIED) <= most).then(|| searched::searched(search, noise));
+            }
+            Stage::Kinds => {
+                let (labelled, layers) = (&search.full.labelled, search.full.layers());
+                let all = hypotheses::everywhere(labelled);
+                let of_kind = all.iter().flat_map(|one| hypotheses::by_kind(one, layers));
+                of_kind.chain(exchanged::exchanged(labelled, layers)).collect()
+            }
+            Stage::Parts | Stage::Single => self.in_layers(search),
+        };
+        Some(all).filter(|all: &Vec<Hypothesis>| search.work(all.len()) <= most)
+    }
+
+    /// Mistakes in some layers, and what happens to whole ones.
+    fn in_layers(self, search: &Search<'_>) -> Vec<Hypothesis> {
         let (labelled, layers) = (&search.full.labelled, search.full.layers());
-        if self == Stage::Kinds {
-            let all = hypotheses::everywhere(labelled);
-            let of_kind = all.iter().flat_map(|one| hypotheses::by_kind(one, layers));
-            return of_kind.chain(exchanged::exchanged(labelled, layers)).collect();
-        }
-        let parts: Vec<(Layers, Rows)> = match self {
-            Stage::Parts => [Layers::First, Layers::Last, Layers::Odd, Layers::Even]
+        let parts: Vec<(Layers, Rows)> = if self == Stage::Parts {
+            [Layers::First, Layers::Last, Layers::Odd, Layers::Even]
                 .into_iter()
                 .map(|layers| (layers, Rows::All))
                 .chain([(Layers::All, Rows::Decode), (Layers::All, Rows::Prefill)])
-                .collect(),
-            Stage::Single | Stage::Kinds => {
-                (1..layers.saturating_sub(1)).map(|layer| (Layers::One(layer), Rows::All)).collect()
-            }
+                .collect()
+        } else {
+            (1..layers.saturating_sub(1)).map(|layer| (Layers::One(layer), Rows::All)).collect()
         };
         let made = hypotheses::everywhere(labelled).into_iter().flat_map(|one| {
             parts

@@ -365,8 +365,7 @@ fn next(known: &Known<'_>, answer: &Answer, tried: &[Tried]) -> Vec<String> {
     let ids = ids.join(",");
     match answer {
         Answer::Mistake(best) => {
-            let spelling = tried[*best].hypothesis.spelling.as_ref();
-            let inject = spelling.map(|s| format!("see it in parity's own engine: parity run -m {model} --tokens {ids} --inject {s}"));
+            let inject = tried[*best].hypothesis.injected().map(|s| format!("see it in parity's own engine: parity run -m {model} --tokens {ids} --inject {s}"));
             inject.into_iter().collect()
         }
         Answer::Several(_) => vec![

@@ -81,16 +81,13 @@ pub(super) const ENTRIES: &[Entry] = &[
             let (dims, width) = (f64::from(site.int("n_dims")), site.tensor().ne[0] as f64);
             let half = (dims / 4.0).floor() * 2.0;
             let all = (2..=site.tensor().ne[0]).step_by(2).map(|dims| dims as f64);
-            Argument::numbers([half, width].into_iter().chain(all))
+            // With the frequencies of so many columns, or of all that the model rotates.
+            let mut out = Argument::numbers([half, width]);
+            out.push(Argument::Order(vec![half as u32, dims as u32]));
+            out.extend(Argument::numbers(all));
+            out
         },
-        make: |site, argument| {
-            let (dims, own) = (argument.integer()?, site.int("n_dims"));
-            let width = i32::try_from(site.tensor().ne[0]).ok()?;
-            when(dims > 0 && dims % 2 == 0 && dims <= width && dims != own)?;
-            when(site.int("mode") < SECTIONS && site.int("offset") == 0)?;
-            let text = format!("RoPE rotates {dims} columns of a head, the model says {own}");
-            made(site.with_int("n_dims", dims), text)
-        },
+        make: partial,
         ..PLAIN
     },
     Entry {
@@ -258,6 +255,31 @@ fn interleaved(site: Site<'_>, argument: &Argument) -> Made {
         ),
         _ => None,
     }
+}
+
+/// So many leading columns alone are rotated: `16`, or `16,32` with the frequencies that the first 16 of 32 have.
+fn partial(site: Site<'_>, argument: &Argument) -> Made {
+    let own = site.int("n_dims");
+    let (dims, of) = match argument {
+        Argument::Order(both) => match both[..] {
+            [dims, of] => (i32::try_from(dims).ok()?, Some(f64::from(of))),
+            _ => return None,
+        },
+        other => (other.integer()?, None),
+    };
+    let width = i32::try_from(site.tensor().ne[0]).ok()?;
+    when(dims > 0 && dims % 2 == 0 && dims <= width && dims != own)?;
+    when(site.int("mode") < SECTIONS && site.int("offset") == 0)?;
+    let mut text = format!("RoPE rotates {dims} columns of a head, the model says {own}");
+    let mut words = site.words("n_dims", dims as u32);
+    if let Some(of) = of {
+        when(of > f64::from(dims) && site.float("ext_factor") == 0.0)?;
+        // base^(-2i/of) over pairs of so many columns.
+        let base = f64::from(site.float("freq_base")).powf(f64::from(dims) / of);
+        words.extend(site.words("freq_base", (base as f32).to_bits()));
+        text += &format!(", with frequencies of {}", spell(of));
+    }
+    made(Change::Words(words), text)
 }
 
 fn none(site: Site<'_>, argument: &Argument) -> Made {
