@@ -33,27 +33,6 @@ TOKENS = families.TOKENS
 CHOSEN = ("ffn_moe_topk", "ffn_moe_argsort")
 
 
-def hooked(model):
-    """What forward hooks on all modules that compute one tensor see, by the modules' names."""
-    found = {}
-
-    def hook(name):
-        def keep(module, inputs, output):
-            output = output[0] if isinstance(output, tuple) else output
-            if isinstance(output, torch.Tensor) and output.is_floating_point():
-                found[name] = output.detach().float().numpy()
-
-        return keep
-
-    handles = [module.register_forward_hook(hook(name)) for name, module in model.named_modules() if name]
-    with torch.no_grad():
-        logits = model(torch.tensor([TOKENS])).logits
-    for handle in handles:
-        handle.remove()
-    found["lm_head"] = logits.float().numpy()
-    return found
-
-
 def captured(model, folder):
     """Arrays by checkpoint id, of one pass."""
     healthy.capture(model, None, TOKENS, len(TOKENS), folder)
@@ -110,8 +89,7 @@ def ids(value):
 
 
 # Ids of one node in a graph that has it once.
-SAME = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "attn_post_norm": "ffn_norm", "ffn_moe_probs": "ffn_moe_logits_biased",
-        "soft_max": "ffn_moe_weights_softmax"}  # fmt: skip
+SAME = {"q_proj": "q", "k_proj": "k", "v_proj": "v"}
 
 
 def plain(name):
@@ -173,7 +151,7 @@ def main():
             random_names, of_random = renamed(own, seed=7)
             in_one, of_fused = fused(own)
             for name, arrays, truth in [
-                ("hooks", hooked(model), None), ("random names", random_names, of_random), ("fused", in_one, of_fused)
+                ("hooks", families.hooked(model), None), ("random names", random_names, of_random), ("fused", in_one, of_fused)
             ]:  # fmt: skip
                 dump, into = scratch / f"{family}-{name}.npz", scratch / f"{family}-{name}.toml"
                 into.unlink(missing_ok=True)

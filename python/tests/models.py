@@ -73,4 +73,9 @@ def random(kind, seed=0, **changes):
     moe = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True)
     own = {"Qwen3Moe": moe, "GptOss": dict(num_local_experts=4, num_experts_per_tok=2)}
     config = getattr(transformers, kind + "Config")(**{**common, **own.get(kind, {}), **changes})
-    return transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    for name, parameter in model.named_parameters():  # those begin as zeros or ones, and hide what is done with them
+        if parameter.dim() == 1 or name.endswith("bias"):
+            drawn = parameter.data + torch.randn(parameter.shape) / 4
+            parameter.data = drawn.bfloat16().float()  # as they are published
+    return model

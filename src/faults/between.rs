@@ -9,6 +9,7 @@ use parity_graph::rewrite::{Change, Edit, Rewrite};
 use parity_graph::{Graph, Id, Op};
 
 use super::diagnosis::{prefer_later, told};
+use super::passed_on::passed_on;
 use super::precision;
 use super::trial::{carried, under};
 use crate::audit::{Across, MISTAKES_SHOW, Named, Replay, Said, Suspect};
@@ -261,9 +262,15 @@ fn hypotheses(suspect: &Suspect<'_>, replay: &Replay<'_>) -> Vec<Hypothesis> {
     let scene = Scene::new(graph);
     // What happens to a result, nobody sees there.
     let specific = || fault::entries().filter(|entry| !entry.ops.is_empty() && entry.name != MISNAMED);
-    for &id in &replay.through {
+    for &id in replay.through.iter().chain([&suspect.node.id]) {
         let faults = specific().flat_map(|entry| entry.all_at(&scene, id));
-        out.extend(faults.map(|fault| Hypothesis { nodes: vec![fault.rewrite.clone()], fault }));
+        // Of the suspect's own mistakes those are left that reach what was not recorded.
+        let faults =
+            faults.filter(|fault| id != suspect.node.id || matches!(fault.rewrite.change, Change::Pass(_)));
+        out.extend(
+            faults
+                .map(|fault| Hypothesis { nodes: passed_on(graph, &replay.through, &fault.rewrite), fault }),
+        );
     }
     out.extend(of_products_with_bias(suspect, &scene, &replay.through));
     out.extend(of_scaled_embedding(graph, &scene, &replay.through));

@@ -13,6 +13,7 @@ pub mod diagnosis;
 mod guessed;
 pub mod injected;
 pub mod others;
+mod passed_on;
 mod precision;
 mod ranks;
 pub mod rewritten;

@@ -125,7 +125,7 @@ fn pieces<'a>(pass: &'a Pass, map: &Map, widths: &Widths) -> Result<Mapped<'a>> 
             match own_id(&array.name).filter(|own| map.lines.is_empty() || own.is_certain()) {
                 Some(Own::Tokens) => out.tokens = out.tokens.take().or(unsigned(array)?),
                 Some(Own::Checkpoint(id)) if !array.dtype.is_integer() || !id.kind().is_fixed() => {
-                    claim(&mut known, &mut out, id, 0, &array.name, map)?;
+                    claim(&mut known, &mut out, id, 0, array, map)?;
                     let (target, place) = (plain(id)?, array.name.clone());
                     out.pieces.push(Piece { array, id, target, place });
                 }
@@ -149,7 +149,7 @@ fn pieces<'a>(pass: &'a Pass, map: &Map, widths: &Widths) -> Result<Mapped<'a>> 
                 Some(Own::Tokens) => out.tokens = out.tokens.take().or(unsigned(array)?),
                 Some(Own::Positions) => out.positions = out.positions.take().or(unsigned(array)?),
                 Some(Own::Checkpoint(id)) => {
-                    if claim(&mut known, &mut out, id, line.number, &array.name, map)? {
+                    if claim(&mut known, &mut out, id, line.number, array, map)? {
                         out.pieces.push(Piece { array, id, target: target.clone(), place: place.clone() });
                     }
                 }
@@ -194,29 +194,34 @@ fn plain(id: Checkpoint) -> Result<Target> {
     Ok(Target { id, layout, transpose, columns, rows, scale: None, add: None, shards: None })
 }
 
-/// Whether a tensor may be a checkpoint: the first of two that are the same by a built-in map is; two of one map of
-/// the user's are a mistake.
+/// Whether a tensor may be a checkpoint: of two that are the same by a built-in map, the one whose line stands first; two of one
+/// map of the user's are a mistake.
 fn claim(
     known: &mut HashMap<Checkpoint, (usize, String)>,
     out: &mut Mapped<'_>,
     id: Checkpoint,
     line: usize,
-    name: &str,
+    array: &Array,
     map: &Map,
 ) -> Result<bool> {
+    let name = &array.name;
     let Some((other, by)) = known.get(&id).cloned() else {
-        known.insert(id, (line, name.to_owned()));
+        known.insert(id, (line, name.clone()));
         return Ok(true);
     };
     if map.built_in && other != line {
         // What has the id for its name is the node, whatever a map that comes with parity says of others.
-        let (taken, left) = if line == 0 { (name, by.as_str()) } else { (by.as_str(), name) };
-        out.notes.insert(format!("`{left}` is {id} as well: it was taken from `{taken}`"));
-        if line == 0 {
-            out.pieces.retain(|piece| piece.id != id);
-            known.insert(id, (line, name.to_owned()));
+        let is_first = line < other;
+        let (taken, left) = if is_first { (name, &by) } else { (&by, name) };
+        let is_same = out.pieces.iter().any(|piece| piece.id == id && piece.array.values() == array.values());
+        if !is_same {
+            out.notes.insert(format!("`{left}` is {id} as well: it was taken from `{taken}`"));
         }
-        return Ok(line == 0);
+        if is_first {
+            out.pieces.retain(|piece| piece.id != id);
+            known.insert(id, (line, name.clone()));
+        }
+        return Ok(is_first);
     }
     Err(Error::new(&map.origin, format!("two tensors are {id}"))
         .expected("one tensor for each checkpoint")

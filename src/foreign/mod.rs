@@ -165,15 +165,17 @@ fn opened(path: &Path, options: &Options) -> Result<Dump> {
         (Err(_), true) => return own.unwrap_or_else(|| Err(Error::file(path, "is no dump"))),
         (Err(error), false) => return Err(error),
     };
-    let widths = match &options.model {
-        Some(model) => Widths::of(&Gguf::open(model)?)?,
-        None => Widths::default(),
-    };
+    let model = options.model.as_ref().map(|model| Gguf::open(model)).transpose()?;
+    let widths = model.as_ref().map(Widths::of).transpose()?.unwrap_or_default();
+    let architecture = model.as_ref().map(|model| model.str("general.architecture")).transpose()?.flatten();
     let names: BTreeSet<&str> = ranks.iter().flat_map(Foreign::names).collect();
     let foreign = names.iter().copied().filter(|name| !is_fixed(name));
     let found = match &options.names {
         Some(names) => Some(map_of(names)?),
-        None => built_in::fitting(foreign, names.iter().any(|name| is_of_layer(name)), &widths)?,
+        None => {
+            let has_ids = names.iter().any(|name| is_of_layer(name));
+            built_in::fitting(foreign, has_ids, &widths, architecture)?
+        }
     };
     let Some(map) = found else {
         let ids = || convert::convert(&ranks, &Map::none(), &widths, options.tokens.as_deref());

@@ -19,6 +19,7 @@ pub mod map;
 mod overflow;
 pub mod port;
 pub mod run;
+mod second_names;
 pub mod testcase;
 
 use indexmap::IndexSet;
@@ -68,8 +69,9 @@ fn put_in_words(report: &mut Report, dump: &Dump, gguf: &Gguf) -> Result<()> {
 /// Reads a dump as its values show it to be meant, whatever order its rows lie in and whatever they are called; what a
 /// report then says of that.
 fn settle(dump: &mut Dump, gguf: &Gguf) -> Result<Vec<String>> {
+    let names = second_names::settle(dump, gguf);
     let order = head_rows::settle(dump, gguf)?;
-    Ok(order.into_iter().chain(biases::settle(dump, gguf)?).collect())
+    Ok(names.into_iter().chain(order).chain(biases::settle(dump, gguf)?).collect())
 }
 
 /// What is chosen, and attention matrices that were recorded: of all dumps, or with NaN or Inf in one. An infinite score is a

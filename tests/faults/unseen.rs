@@ -103,6 +103,13 @@ fn mistakes_between_modules_are_named_in_every_step() {
         ("attn.scale=0.1785@2", "blk.2.attn_out", "attn.scale", "scaled by 0.1785,"),
         ("attn.scale=0.175@2", "blk.2.attn_out", "attn.scale", "scaled by 0.175,"),
         ("attn.softcap=30@1", "blk.1.attn_out", "attn.softcap", "soft-capped at 30,"),
+        (
+            "rope.partial=16-of-32",
+            "blk.0.attn_out",
+            "rope.partial",
+            "with the first of the frequencies of 32",
+        ),
+        ("norm.none@blk.1.ffn_norm", "blk.1.ffn_norm", "norm.none", "blk.1.attn_residual is passed on"),
         ("residual.parallel@1", "blk.1.norm#2", "residual.parallel", ""),
         ("linear.no_bias@1", "blk.1.q", "linear.no_bias", ""),
     ] {

@@ -75,32 +75,76 @@ fn names_with_two_meanings_are_settled_by_values() {
     assert!(healthy.notes.contains("q_proj as q, k_proj as k, v_proj as v"), "{}", healthy.notes);
 }
 
+/// A dump of a prefill by a healthy engine without a graph, of a model of this architecture, without some ids and with others
+/// renamed; the model's file.
+fn renamed(folder: &Path, name: &str, lacks: &[&str], names: &[(&str, &str)]) -> (PathBuf, PathBuf) {
+    let (model, dump) = (folder.join("model.gguf"), folder.join("dump"));
+    std::fs::write(&model, unscaled(name)).unwrap();
+    let graph = build(&Gguf::open(&model).unwrap(), Shape::step(0, 12, 12, true, Cache::F32)).unwrap().graph;
+    let is_shown = |id: Checkpoint| !lacks.contains(&id.kind().name());
+    record_some(&model, &graph, &dump, &|_, _| None, &is_shown);
+    undeclare(&dump);
+    without_graph(&dump);
+    let file = dump.join("step-0000.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    for (from, to) in names {
+        // In a header that is as long as before.
+        let filled = format!("{to}\"{}", " ".repeat(from.len() - to.len()));
+        for before in [".", "\""] {
+            let [from, to] = [format!("{before}{from}\""), format!("{before}{filled}")];
+            bytes = replaced(&bytes, from.as_bytes(), to.as_bytes());
+        }
+    }
+    std::fs::write(&file, bytes).unwrap();
+    (dump, model)
+}
+
 /// A hook on gpt-oss' output projection sees the sum with its bias; one that lacks it is called by the same name.
 #[test]
 fn so_is_any_product_that_a_bias_is_added_to() {
-    let folder = tempfile::tempdir().unwrap();
-    let model = folder.path().join("model.gguf");
-    std::fs::write(&model, unscaled("gpt-oss-moe")).unwrap();
-    let graph = build(&Gguf::open(&model).unwrap(), Shape::step(0, 12, 12, true, Cache::F32)).unwrap().graph;
     let (sum, product) = ("attn_out.add", "attn_out");
-    for (kept, noted) in [(sum, true), (product, false)] {
-        let dump = folder.path().join(kept);
-        let is_shown = |id: Checkpoint| {
-            let part = id.to_string().split_once("attn_out").map(|(_, rest)| format!("attn_out{rest}"));
-            part.is_none_or(|part| part == kept)
-        };
-        record_some(&model, &graph, &dump, &|_, _| None, &is_shown);
-        undeclare(&dump);
-        without_graph(&dump);
-        // The same name for both, in a header that is as long as before.
-        let file = dump.join("step-0000.safetensors");
-        let bytes = std::fs::read(&file).unwrap();
-        let (from, to) =
-            (format!("{sum}\""), format!("{product}\"{}", " ".repeat(sum.len() - product.len())));
-        std::fs::write(&file, replaced(&bytes, from.as_bytes(), to.as_bytes())).unwrap();
+    for (kept, lacks, noted) in [(sum, product, true), (product, sum, false)] {
+        let folder = tempfile::tempdir().unwrap();
+        let (dump, model) = renamed(folder.path(), "gpt-oss-moe", &[lacks], &[(sum, product)]);
         let found = audit(&dump, &model, &["--allow-missing"]);
         assert_eq!((found.code, &found.first[..]), (0, ""), "{kept}: {}", found.report["reason"]);
         assert_eq!(found.notes.contains("attn_out as attn_out.add"), noted, "{kept}: {}", found.notes);
+    }
+}
+
+/// Embeddings are called alike whether a module scales them as it reads them or its caller does.
+#[test]
+fn so_are_embeddings_with_a_factor() {
+    for (lacks, names, noted) in
+        [("embed", ("inp_scaled", "embed"), "embed as inp_scaled"), ("inp_scaled", ("embed", "embed"), "")]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let (dump, model) = renamed(folder.path(), "gemma3-dense", &[lacks], &[names]);
+        let found = audit(&dump, &model, &["--allow-missing"]);
+        assert_eq!((found.code, &found.first[..]), (0, ""), "{names:?}: {}", found.report["reason"]);
+        assert!(found.notes.contains(noted), "{names:?}: {}", found.notes);
+    }
+}
+
+/// What an id means is there in every architecture, whatever its graph calls the node: a mixture's sum, a norm whose weight is
+/// named after attention, a query of a model without biases.
+#[test]
+fn ids_that_a_graph_has_for_nothing_are_read_as_the_nodes_with_their_values() {
+    for (name, names) in [
+        ("gpt-oss-moe", &[("attn_post_norm", "ffn_norm"), ("ffn_moe_out", "ffn_out")][..]),
+        ("qwen3moe-moe", &[("q_proj", "q"), ("v_proj", "v"), ("ffn_moe_out", "ffn_out")]),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let (dump, model) = renamed(folder.path(), name, &[], names);
+        let found = audit(&dump, &model, &[]);
+        assert_eq!((found.code, &found.first[..]), (0, ""), "{name}: {}", found.report["reason"]);
+        let judged: Vec<String> =
+            found.report["checkpoints"].as_array().unwrap().iter().map(|one| one["id"].to_string()).collect();
+        for (node, _) in names {
+            assert!(judged.contains(&format!("\"blk.1.{node}\"")), "{name}: {judged:?}");
+        }
+        assert!(found.notes.contains("ffn_out as ffn_moe_out"), "{name}: {}", found.notes);
+        assert!(!found.notes.contains("nobody looked"), "{name}: {}", found.notes);
     }
 }
 

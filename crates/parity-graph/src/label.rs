@@ -5,14 +5,14 @@
 //! again. Outside of layers there is no `blk.N`. The graph alone decides, so that two recordings of one model, and a
 //! graph that is built from the model file, have the same names.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use parity_dump::{Checkpoint, Kind};
 
 use crate::graph::{Graph, Id, Leaf};
 use crate::known::{Found, Known, find, is_weight, layers, weight};
 use crate::op::Op;
-use crate::weights::{in_adapter, layer_weight, of_adapter};
+use crate::weights::{FFN_GATE, FFN_GATE_INP, FFN_UP, Name, WEIGHT, in_adapter, layer_weight, of_adapter};
 
 /// Bytes of a name that are kept; the longest of ggml have 63, and an op and a number may be added.
 const NAME_KEPT: usize = 60;
@@ -59,6 +59,54 @@ pub fn aliases(graph: &Graph) -> Vec<(Checkpoint, Found)> {
     let labels = labels_of(graph, &known);
     let is_alias = |(id, found): &(Checkpoint, &Found)| labels[found.tensor] != Some(*id);
     known.each().filter(is_alias).map(|(id, found)| (id, found.clone())).collect()
+}
+
+/// What engines call by a fixed id that is none of this graph's nodes, and the node that has these values: `q` of a model
+/// without biases is its `q_proj`; the feed-forward part's result is a mixture's sum (`ffn_moe_out`), and what it reads may be
+/// a norm that files name after attention (`attn_post_norm` of gpt-oss).
+pub fn second_names(graph: &Graph) -> Vec<(Checkpoint, Checkpoint)> {
+    let known = find(graph);
+    let labels = labels_of(graph, &known);
+    let label = |tensor: Id| labels[graph.origin(tensor)];
+    let is_whole = |found: &Found| {
+        let elements = |id: Id| graph.get(id).elements();
+        found.within.is_none() && elements(graph.origin(found.tensor)) == elements(found.tensor)
+    };
+    let mut out: Vec<(Checkpoint, Checkpoint)> = known
+        .each()
+        .filter(|(_, found)| is_whole(found))
+        .filter_map(|(id, found)| Some((id, label(found.tensor)?)))
+        .collect();
+    for (id, found) in known.each().filter(|(id, _)| id.kind() == Kind::LayerOut) {
+        let residual =
+            known.found.get(&id.sibling(Kind::AttnResidual)).map(|found| graph.origin(found.tensor));
+        let is_residual = |source: &Id| Some(graph.origin(*source)) == residual;
+        let (around, branch): (Vec<Id>, Vec<Id>) = graph.sources(found.tensor).partition(is_residual);
+        // What a norm follows is not what the feed-forward part itself gives.
+        let summand = branch.first().filter(|node| around.len() == 1 && !is_normed(graph, **node));
+        out.extend(summand.and_then(|node| Some((id.sibling(Kind::FfnOut), label(*node)?))));
+    }
+    for product in graph.computed().filter(|id| graph.get(*id).op == Op::MulMat) {
+        let Name { layer: Some(layer), part, kind: WEIGHT } =
+            Name::of(weight(graph, product, 0).unwrap_or_default())
+        else {
+            continue;
+        };
+        let reads = graph.src(product, 1).filter(|_| [FFN_GATE, FFN_UP, FFN_GATE_INP].contains(&part));
+        let normed = reads.filter(|node| is_normed(graph, *node)).and_then(label);
+        let id = Checkpoint::layer(Kind::FfnNorm, layer);
+        out.extend(normed.filter(|node| !node.kind().is_fixed()).map(|node| (id, node)));
+    }
+    let nodes: HashSet<Checkpoint> = labels.iter().flatten().copied().collect();
+    let mut named = HashSet::new();
+    out.retain(|(id, _)| !nodes.contains(id) && named.insert(*id));
+    out
+}
+
+/// Whether a tensor is a norm's result: multiplied by a vector of the file.
+fn is_normed(graph: &Graph, tensor: Id) -> bool {
+    let node = graph.origin(tensor);
+    graph.get(node).op == Op::Mul && (0..2).any(|slot| weight(graph, node, slot).is_some_and(is_weight))
 }
 
 /// For each leaf that is an input or a state, the name that it is kept under: its own, with `#2`, `#3` where

@@ -72,8 +72,12 @@ class Capture:
 
     def _expected(self):
         kinds = ("attn_norm", "q", "k", "v", "q_rope", "k_rope", "attn_ctx", "attn_out", "attn_residual", "ffn_norm", "layer_out")
-        numbers = [index for index, _ in structure.layers(self.base)]
-        return {f"blk.{n}.{kind}" for n in numbers for kind in kinds} | {"embed", "final_norm", "logits"}
+        of_layers = {
+            f"blk.{n}.{structure.own_names(layer, self.config.model_type).get(kind, kind)}"
+            for n, layer in structure.layers(self.base)
+            for kind in kinds
+        }
+        return of_layers | {"embed", "final_norm", "logits"}
 
     # --- hooks ---
 
@@ -106,7 +110,7 @@ class Capture:
         self._undo += [begin.remove, end.remove]
         self._hook_embedding()
         for index, layer in structure.layers(self.base):
-            for module, when, name in structure.in_and_out(layer):
+            for module, when, name in structure.in_and_out(layer, self.config.model_type):
                 self._hook(module, when, self._plain(f"blk.{index}.{name}"))
             self._hook_attention(index, structure.attention(layer))
             block = structure.block(layer)

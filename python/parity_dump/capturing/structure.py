@@ -13,11 +13,14 @@ ARCHITECTURES = {
     "mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3",
     "gpt_oss": "gpt-oss", "granitemoe": "granitemoe",
 }  # fmt: skip
+# Model types whose files name the norm before the feed-forward part after attention: `post_attention_norm.weight`.
+AFTER_ATTENTION = ("gpt_oss", "qwen3_next")
 
 _EMBEDDINGS = ("embed_tokens", "wte", "tok_embeddings")
 _LAYERS = ("layers", "h", "blocks")
 _NORMS = ("norm", "final_layernorm", "ln_f", "final_norm")
 _ATTENTIONS = ("self_attn", "attention", "attn")
+_OUTPUTS = ("o_proj", "out_proj", "dense", "wo")
 _BLOCKS = ("mlp", "feed_forward", "block_sparse_moe")
 
 
@@ -73,7 +76,15 @@ def heads(attn, config):
     return query, getattr(config, "num_key_value_heads", None) or query, width
 
 
-def in_and_out(layer):
+def own_names(layer, model_type):
+    """{fixed id without its layer: what llama.cpp calls what hooks see in its place}: a sum, or a norm after another weight."""
+    output = first(attention(layer), _OUTPUTS)
+    biased = getattr(output, "bias", None) is not None
+    after = model_type in AFTER_ATTENTION
+    return ({"attn_out": "attn_out.add"} if biased else {}) | ({"ffn_norm": "attn_post_norm"} if after else {})
+
+
+def in_and_out(layer, model_type):
     """[(module, "in" or "out", id without its layer)] of the plain tensors of a decoder layer, (T, …)."""
     attn, block = attention(layer), first(layer, _BLOCKS)
     post = getattr(layer, "post_attention_layernorm", None)
@@ -82,8 +93,8 @@ def in_and_out(layer):
     before = getattr(layer, "pre_feedforward_layernorm", None) if after is not None else first(layer, ("ffn_norm",)) or post
     places = [
         (first(layer, ("input_layernorm", "attention_norm")), "out", "attn_norm"),
-        (first(attn, ("o_proj", "out_proj", "dense", "wo")), "in", "attn_ctx"),
-        (first(attn, ("o_proj", "out_proj", "dense", "wo")), "out", "attn_out"),
+        (first(attn, _OUTPUTS), "in", "attn_ctx"),
+        (first(attn, _OUTPUTS), "out", "attn_out"),
         (post if after is not None else getattr(layer, "post_self_attn_layernorm", None), "out", "attn_post_norm"),
         (before if before is not None else block, "in", "attn_residual"),
         (before, "out", "ffn_norm"),
@@ -91,7 +102,8 @@ def in_and_out(layer):
         (layer, "out", "layer_out"),
     ]
     places += _feed_forward(block)
-    return [place for place in places if place[0] is not None]
+    names = own_names(layer, model_type)
+    return [(module, when, names.get(name, name)) for module, when, name in places if module is not None]
 
 
 def _feed_forward(block):
@@ -115,12 +127,12 @@ def is_moe(block):
 
 
 def router(block):
-    """The module that chooses experts, and what llama.cpp calls its logits and its weights."""
+    """The module that chooses experts, and what llama.cpp calls its logits and its weights: with a bias those of gpt-oss."""
     module = first(block, ("gate", "router"))
     if module is None:
         return None, None, None
     biased = getattr(module, "bias", None) is not None
     if biased:
-        return module, "ffn_moe_logits_biased", "ffn_moe_weights_softmax"
+        return module, "ffn_moe_probs", "soft_max"
     normed = getattr(module, "norm_topk_prob", getattr(block, "norm_topk_prob", True))
     return module, "ffn_moe_logits", "ffn_moe_weights_norm" if normed else "ffn_moe_weights"
