@@ -77,9 +77,9 @@ fn named_with(kind: Kind) -> Kind {
     if TOGETHER.contains(&kind) { TOGETHER[0] } else { kind }
 }
 
-/// Reads what a dump calls a product as the sum with its bias where it is that in most layers that are looked at and show it,
-/// of queries, keys and values together: some may be wrong; and embeddings with or without their factor. The note that a report
-/// then has. Dumps that bring their graph are llama.cpp's, and named by it.
+/// Reads what a dump calls a product as the sum with its bias where it is that in a layer that is looked at, of queries, keys and
+/// values together: in others a mistake may have lost the bias, and no mistake makes a product its sum. And embeddings with or
+/// without their factor. The note that a report then has. Dumps that bring their graph are llama.cpp's, and named by it.
 ///
 /// # Errors
 /// A weight that cannot be read.
@@ -121,25 +121,25 @@ pub fn settle(dump: &mut Dump, gguf: &Gguf) -> Result<Option<String>> {
     }))
 }
 
-/// Whether most of some nodes that are looked at, of those that show it, are what they may be instead.
+/// Whether one of some nodes that are looked at shows that it is what they may be instead.
 fn are_meant(dump: &Dump, with: (&Graphs, &Gguf), own: &[&Reading]) -> Result<bool> {
     let layers: BTreeSet<Option<u32>> = own.iter().map(|one| one.named.layer_index()).collect();
     let every = layers.len().div_ceil(LAYERS_MAX).max(1);
     let some: Vec<Option<u32>> = layers.into_iter().step_by(every).collect();
-    let mut votes = Vec::new();
     for one in own.iter().filter(|one| some.contains(&one.named.layer_index())) {
-        votes.extend(is_meant(dump, with, one)?);
+        if is_meant(dump, with, one)? {
+            return Ok(true);
+        }
     }
-    Ok(2 * votes.iter().filter(|is_meant| **is_meant).count() > votes.len())
+    Ok(false)
 }
 
-/// Whether the last row of a node is far nearer to what it may be than to what it is called, or the other way round; `None`
-/// where it is neither, or where that is not known.
-fn is_meant(dump: &Dump, (graphs, gguf): (&Graphs, &Gguf), one: &Reading) -> Result<Option<bool>> {
-    let Some(position) = Recording::positions(dump, one.named).last().copied() else { return Ok(None) };
+/// Whether the last row of a node is far nearer to what it may be than to what it is called.
+fn is_meant(dump: &Dump, (graphs, gguf): (&Graphs, &Gguf), one: &Reading) -> Result<bool> {
+    let Some(position) = Recording::positions(dump, one.named).last().copied() else { return Ok(false) };
     let steps = graphs.judged(dump, dump);
     let Some(rows) = exact(&steps, &graphs.steps(), gguf, one.named, &BTreeSet::from([position]))? else {
-        return Ok(None);
+        return Ok(false);
     };
     let exact = &rows.exact.data;
     let meant: Vec<f64> = match &one.step {
@@ -150,12 +150,10 @@ fn is_meant(dump: &Dump, (graphs, gguf): (&Graphs, &Gguf), one: &Reading) -> Res
         }
     };
     if meant.len() != exact.len() {
-        return Ok(None);
+        return Ok(false);
     }
     let from = |values: &[f64]| -> f64 {
         rows.recorded.data.iter().zip(values).map(|(recorded, x)| (recorded - x).powi(2)).sum()
     };
-    let (with, without) = (from(&meant), from(exact));
-    let is_nearer = |a: f64, b: f64| NEARER * NEARER * a < b;
-    Ok((is_nearer(with, without) || is_nearer(without, with)).then_some(with < without))
+    Ok(NEARER * NEARER * from(&meant) < from(exact))
 }

@@ -267,7 +267,7 @@ class Capture:
         self.shape, self.index = tuple(shape.shape[:2]), self.sequence or 0
         if self.shape[0] > 1 and self.sequence is None:
             raise DumpError(f"a batch of {self.shape[0]} texts; hint: capture(model, path, sequence=0) records the first")
-        past = _cached(kwargs.get("past_key_values"))
+        past = _cached(kwargs.get("past_key_values", kwargs.get("cache")))  # since transformers 5.24
         self.keep, first = self._padding(kwargs.get("attention_mask"), past)
         count = self.shape[1] if self.keep is True else int(self.keep.sum())
         known = self.dump.manifest["tokens"]
