@@ -103,13 +103,7 @@ fn mistakes_between_modules_are_named_in_every_step() {
         ("attn.scale=0.1785@2", "blk.2.attn_out", "attn.scale", "scaled by 0.1785,"),
         ("attn.scale=0.175@2", "blk.2.attn_out", "attn.scale", "scaled by 0.175,"),
         ("attn.softcap=30@1", "blk.1.attn_out", "attn.softcap", "soft-capped at 30,"),
-        (
-            "rope.partial=16-of-32",
-            "blk.0.attn_out",
-            "rope.partial",
-            "with the first of the frequencies of 32",
-        ),
-        ("norm.none@blk.1.ffn_norm", "blk.1.ffn_norm", "norm.none", "blk.1.attn_residual is passed on"),
+        ("rope.partial=16,32", "blk.0.attn_out", "rope.partial", "with frequencies of 32"),
         ("residual.parallel@1", "blk.1.norm#2", "residual.parallel", ""),
         ("linear.no_bias@1", "blk.1.q", "linear.no_bias", ""),
     ] {
@@ -122,6 +116,26 @@ fn mistakes_between_modules_are_named_in_every_step() {
         let first = named.first().map(|named| named.fault.as_str());
         assert_eq!(first, Some(fault), "{wrong}: {named:?} {tried:?}");
         assert!(named[0].text.contains(text), "{wrong}: {}", named[0].text);
+    }
+}
+
+/// What is passed on may lie behind several nodes that nobody recorded.
+#[test]
+fn a_norm_that_is_left_out_is_named_where_its_input_was_not_recorded() {
+    let tokens = Random(8).tokens(TOKENS, VOCABULARY);
+    let hidden = ["attn_out", "attn_residual", "norm", "norm#2"];
+    for (more, origin) in
+        [(&[][..], "blk.1.ffn_norm"), (&["ffn_norm", "ffn_gate", "ffn_up"], "blk.1.ffn_act")]
+    {
+        let hidden = [&hidden[..], more].concat();
+        let Some(findings) = found(&["norm.none@blk.1.ffn_norm"], &hidden, &tokens) else {
+            return eprintln!("SKIP: {TINY} is not there");
+        };
+        let origins: Vec<String> = Ran::origins(&findings).iter().map(ToString::to_string).collect();
+        assert_eq!(origins.first().map(String::as_str), Some(origin));
+        let (named, tried) = findings.nodes[&origin.parse::<Checkpoint>().unwrap()].diagnosis();
+        assert_eq!(named.first().map(|named| named.fault.as_str()), Some("norm.none"), "{origin}: {tried:?}");
+        assert!(named[0].text.contains("blk.1.attn_residual is passed on"), "{}", named[0].text);
     }
 }
 
