@@ -28,8 +28,8 @@ const WEIGHT_MAX: usize = 1 << 23;
 /// What is looked at of a node: its recorded rows at some positions.
 type Sampled = (Checkpoint, BTreeSet<u32>);
 
-/// What a producer rounds as it loads it, where most of the nodes that are looked at show it, since one may be wrong; and the
-/// model file as it reads it.
+/// What a producer rounds as it loads it, where most of the nodes that are looked at show it, since one may be wrong, or most of
+/// the vectors that show anything; and the model file as it reads it.
 ///
 /// # Errors
 /// A file that cannot be read.
@@ -72,7 +72,7 @@ pub fn kept(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf) -> Re
         let storage = Some(kept);
         let of_vectors = Loaded { vectors: storage, ..Loaded::default() };
         if loaded.vectors.is_none()
-            && compared(file, &filed_vectors, of_vectors, (&vectors, LEFT))?.is_shown(2)
+            && compared(file, &filed_vectors, of_vectors, (&vectors, LEFT))?.is_said(2)
         {
             loaded.vectors = storage;
         }
@@ -159,6 +159,11 @@ impl Compared {
     /// Whether what was looked at speaks for neither.
     fn is_open(&self) -> bool {
         self.changed > 0 && 2 * self.further < self.changed
+    }
+
+    /// Whether so many speak for the second, and fewer for the first: what is rounded behind the others hides it.
+    fn is_said(&self, least: usize) -> bool {
+        self.nearer >= least && self.nearer > self.further
     }
 
     /// Whether most of those that differ are nearer to the second, and these are so many.

@@ -7,6 +7,7 @@
 
 mod plainer;
 mod taken;
+mod unlike;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -88,6 +89,7 @@ pub fn audit(
 ) -> Result<Findings> {
     let passes = Passes::of(steps, graphs, gguf, how);
     let (mut assumed, mut findings) = passes.bounded()?;
+    unlike::doubt(&mut findings);
     if watch::over().is_none() && !steps.is_own_graph() {
         passes.simulate(&mut assumed, &mut findings)?;
     }

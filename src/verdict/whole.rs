@@ -9,7 +9,9 @@ use crate::audit::{MISTAKES_SHOW, Reads, SHARP};
 use crate::checkpoint::Checkpoint;
 use crate::compare::Comparison;
 use crate::report::words::count;
-use crate::report::{CheckpointVerdict as V, Coverage, Entry, FirstDivergence, Report, Seen, Tried, Verdict};
+use crate::report::{
+    CheckpointVerdict as V, Coverage, Entry, FirstDivergence, LocalError, Report, Seen, Tried, Verdict,
+};
 
 /// The answers for all ids that are shown.
 #[derive(Default)]
@@ -106,23 +108,29 @@ fn inputs(of: Checkpoint, reads: &Reads, known: &HashSet<Checkpoint>) -> Vec<Che
 fn unseen(entries: &[Entry]) -> Option<String> {
     // What was crossed to a node widens what rounding explains there; so do scores in a narrow type that are so large that
     // they say nothing of their weights.
-    let wide = |entry: &Entry| {
-        let local = entry.local.candidate.as_ref()?;
+    let wide = |local: &Option<LocalError>| {
+        let local = local.as_ref()?;
         let limit = if local.bridged.is_empty() { MISTAKES_SHOW } else { SHARP };
         local.bound_rel_l2.filter(|band| *band > limit)
     };
-    let bands = entries.iter().filter_map(|entry| Some((entry, wide(entry)?)));
-    let (entry, band) = bands.max_by(|a, b| a.1.total_cmp(&b.1))?;
+    // What is compared with a recording that hides a mistake agrees with it as well as the recording agrees with itself.
+    let of = |entry: &Entry| {
+        [("", wide(&entry.local.candidate)), (" of the reference", wide(&entry.local.reference))]
+    };
+    let bands = entries.iter().flat_map(|entry| of(entry).map(|(side, band)| Some((entry, side, band?))));
+    let (entry, side, band) = bands.flatten().max_by(|a, b| a.2.total_cmp(&b.2))?;
     let judged = entries.iter().filter(|entry| entry.local.candidate.is_some()).count();
     let explained = format!("{} within what rounding explains", count(judged, "node"));
     // A mistake may lead from one end of what rounding explains to the other.
     let limit = 2.0 * band;
     Some(match limit < 1.0 {
         true => format!(
-            "{explained}; a mistake that moves {} by less than {limit:.0e} would not be seen",
+            "{explained}; a mistake{side} that moves {} by less than {limit:.0e} would not be seen",
             entry.id
         ),
-        false => format!("{explained}, which may be all of {}: a mistake there would not be seen", entry.id),
+        false => {
+            format!("{explained}, which may be all of {}: a mistake{side} there would not be seen", entry.id)
+        }
     })
 }
 

@@ -46,12 +46,21 @@ fn wrong(id: &str) -> (i32, String) {
     (1, id.to_owned())
 }
 
-/// How an attention is computed: its scores are rounded after each step, scaled by so much more, and capped.
+/// How an attention is computed: its scores are rounded after each step, scaled by so much more, by so much more again in
+/// each row behind the first ones, and capped.
 #[derive(Clone, Copy)]
 struct Attention {
     round: Round,
     scale: f32,
+    grows: f32,
     cap: Option<f32>,
+}
+
+impl Attention {
+    /// As the model says, with scores rounded by `round`.
+    fn usual(round: Round) -> Attention {
+        Attention { round, scale: 1.0, grows: 0.0, cap: None }
+    }
 }
 
 /// Attention in f32 but for its scores; its weights are not rounded, as in fused kernels.
@@ -59,9 +68,9 @@ fn attention(args: &Args<'_, f64>, how: Attention) -> Vec<f64> {
     let [_, rows, heads, width] = args.shape;
     let [q, k, v] = [0, 1, 2].map(|slot| args.get(slot).unwrap());
     let group = heads / k.shape()[1];
-    let scale = args.params.float(0) * how.scale;
     let mut out = Vec::new();
     for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
+        let scale = args.params.float(0) * how.scale * (1.0 + how.grows * row.saturating_sub(7) as f32);
         let query = q.row([0, head, row]);
         let score = |at: usize| {
             let key = k.row([0, head / group, at]);
@@ -92,7 +101,7 @@ fn attends(id: Checkpoint, layer: Option<u32>) -> bool {
 fn a_scale_and_a_cap_of_scores_are_found_in_narrow_attention() {
     let of = |(kept, round): (Element, Round)| [(kept, (|x| x) as Round, 40), (kept, round, 60)];
     for (kept, step, tokens) in sample("attentions", 2, NARROW.into_iter().flat_map(of)) {
-        let usual = Attention { round: step, scale: 1.0, cap: None };
+        let usual = Attention::usual(step);
         let by = |how: Attention, layer: Option<u32>, first: &str| {
             let computes = |id: Checkpoint, args: &Args<'_, f64>| {
                 let is_wrong = attends(id, layer);
@@ -105,6 +114,23 @@ fn a_scale_and_a_cap_of_scores_are_found_in_narrow_attention() {
         by(usual, None, "");
         by(Attention { scale: 1.1, ..usual }, None, "blk.0.attn_ctx");
         by(Attention { cap: Some(50.0), ..usual }, Some(3), "blk.3.attn_ctx");
+    }
+}
+
+/// What rounding in any order explains of attention is most of it: passed in one layer, it would hide a mistake there.
+#[test]
+fn attention_of_one_layer_that_rounds_as_no_other_does_is_undecided() {
+    for (kept, _) in NARROW {
+        let computes = |id: Checkpoint, args: &Args<'_, f64>| {
+            let grows = if attends(id, Some(1)) { 0.02 } else { 0.0 };
+            attends(id, None).then(|| attention(args, Attention { grows, ..Attention::usual(|x| x) }))
+        };
+        let audited = judged(&engine(kept, &computes), 22, Path::new(MODEL));
+        let reason = audited.report["reason"].as_str().unwrap_or_default();
+        let is_said =
+            audited.code == 2 && reason.contains("blk.1.attn_ctx") && reason.contains("attn_scores");
+        let is_found = audited.code == 1 && audited.first == "blk.1.attn_ctx";
+        assert!(is_said || is_found, "{kept:?}: exit {}, {reason}", audited.code);
     }
 }
 
@@ -207,7 +233,7 @@ fn a_head_of_one_row_of_a_long_text_is_looked_at() {
     let cases = [("blk.1.attn_ctx", 530, [417, 3]), ("", 530, [0, 0]), ("blk.2.attn_ctx", 600, [201, 0])];
     for (first, tokens, place) in sample("heads of long texts", 1, cases) {
         let computes = |id: Checkpoint, args: &Args<'_, f64>| {
-            let usual = Attention { round: |x| x, scale: 1.0, cap: None };
+            let usual = Attention::usual(|x| x);
             let mut values = (id.to_string() == first).then(|| attention(args, usual))?;
             let ([row, head], [heads, width]) = (place, [args.shape[2], args.shape[3]]);
             values[(row * heads + head) * width..][..width].fill(0.0);
