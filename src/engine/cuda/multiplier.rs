@@ -159,7 +159,8 @@ impl On {
     fn weight(&mut self, gguf: &Gguf, stored: &TensorRef<'_>) -> Result<Option<Weight>> {
         let (name, dtype) = (&stored.info.name, stored.info.dtype);
         // Kernels read matrices in rows of a multiple of 8, of the types that the host decodes.
-        if !(stored.info.shape.len() == 2 && dtype.is_decodable() && stored.cols() % 8 == 0) {
+        let is_read = stored.info.shape.len() == 2 && dtype.is_decodable() && stored.cols().is_multiple_of(8);
+        if !is_read {
             return Ok(None);
         }
         let is_own = gguf.tensor(name).is_some_and(|own| std::ptr::eq(own.bytes, stored.bytes));
