@@ -1,6 +1,9 @@
 //! How much memory this process may still take: asked before something large is begun.
 
 use std::fs;
+use std::sync::mpsc::{SyncSender, sync_channel};
+
+use rayon::{ThreadBuilder, ThreadPool, ThreadPoolBuilder};
 
 #[cfg(not(unix))]
 use crate::elsewhere::address_space;
@@ -125,6 +128,49 @@ pub fn thread() -> std::io::Result<std::thread::Builder> {
 pub fn begin_thread() {
     thread_local!(static KEPT: String = const { String::new() });
     KEPT.with(|_| ());
+}
+
+/// Threads that do what they are given, once. (A thread pool that starts threads itself ends the program where one is refused.)
+pub struct Waiting(Vec<SyncSender<ThreadBuilder>>);
+
+impl Waiting {
+    /// As many as can be started of those that are wanted.
+    pub fn start(wanted: usize) -> Waiting {
+        Waiting((0..wanted).map_while(|_| waiting().ok()).collect())
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Gives each what it is to do, which then begins; an error where all have something to do.
+    pub fn handed_over(mut self) -> impl FnMut(ThreadBuilder) -> std::io::Result<()> {
+        move |worker| {
+            let next = self.0.pop();
+            next.and_then(|thread| thread.send(worker).ok()).ok_or(std::io::ErrorKind::NotFound.into())
+        }
+    }
+}
+
+fn waiting() -> std::io::Result<SyncSender<ThreadBuilder>> {
+    let (give, take) = sync_channel::<ThreadBuilder>(1);
+    let (say, hear) = sync_channel(1);
+    thread()?.spawn(move || {
+        begin_thread();
+        let _ = say.send(());
+        take.recv().into_iter().for_each(ThreadBuilder::run);
+    })?;
+    hear.recv().map_err(|_| std::io::ErrorKind::NotFound)?;
+    Ok(give)
+}
+
+/// A pool of so many threads, or of as many of them as can be started; `None` where that is none.
+pub fn pool(wanted: usize) -> Option<ThreadPool> {
+    let waiting = Waiting::start(wanted);
+    // Of 0 a pool would start as many as there are cores.
+    let count = Some(waiting.count()).filter(|count| *count > 0)?;
+    ThreadPoolBuilder::new().num_threads(count).spawn_handler(waiting.handed_over()).build().ok()
 }
 
 #[cfg(test)]

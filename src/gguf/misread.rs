@@ -141,10 +141,16 @@ fn change(misreading: Misreading, layout: &BlockLayout, block: &mut [u8], all: &
     }
 }
 
+/// Bytes of the longest unit.
+const UNIT_MAX: usize = 64;
+
 /// Byte i holds values i and i + n; the mistaken reader takes them for 2i and 2i + 1.
 fn in_sequence(unit: &mut [u8]) {
     let n = unit.len();
-    let read: Vec<u8> = unit.iter().flat_map(|byte| [byte & 15, byte >> 4]).collect();
+    let mut read = [0; 2 * UNIT_MAX];
+    for (values, byte) in read.chunks_exact_mut(2).zip(&*unit) {
+        values.copy_from_slice(&[byte & 15, byte >> 4]);
+    }
     for (i, byte) in unit.iter_mut().enumerate() {
         *byte = read[i] | (read[i + n] << 4);
     }

@@ -35,6 +35,8 @@ const MANY_ROWS: usize = 256;
 const TILE_ROWS_MIN: usize = 64;
 /// Rows of a tile at most: work for several threads.
 const TILE_ROWS_MAX: usize = 512;
+/// Values of f32 in a line of a processor's cache.
+const LINE: usize = 16;
 /// Fewer rows than this are packed instead of the matrix that they meet.
 const FEW_ROWS: usize = 64;
 /// Magnitudes are scaled to 1 before f32 squares them; a square below this share of the largest is lost.
@@ -205,11 +207,15 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
                 let [outer, inner, along, across] = values.strides;
                 let first = values.offset + matrix / b * outer + matrix % b * inner + rows.start;
                 if along == 1 && across != 1 {
-                    // Of a matrix that lies column by column, a part of each.
-                    for i in 0..k {
-                        let column = &values.data[first + i * across..][..rows.len()];
-                        let places = out[i..].iter_mut().step_by(k).zip(column);
-                        places.for_each(|(out, v)| *out = T::from_f64(v.to_f64()));
+                    // Of a matrix that lies column by column, a part of some columns at a time: single values of all rows would
+                    // each be written to another line of the cache.
+                    for i in (0..k).step_by(LINE) {
+                        for (r, out) in out.chunks_exact_mut(k).enumerate() {
+                            let places = out[i..].iter_mut().take(LINE).enumerate();
+                            places.for_each(|(column, out)| {
+                                *out = T::from_f64(values.data[first + (i + column) * across + r].to_f64());
+                            });
+                        }
                     }
                 } else {
                     for (out, row) in out.chunks_exact_mut(k.max(1)).zip(rows) {

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rayon::prelude::*;
 
@@ -14,24 +14,33 @@ use crate::error::{Error, Result};
 use crate::gguf::{Gguf, TensorRef};
 use crate::numerics::Storage;
 
-/// A GPU that multiplies by the weights of a file, each of which is brought there when it is first asked for.
+/// A GPU that multiplies by the weights of a file, each of which is brought there when it is first asked for. Several threads
+/// multiply at a time, each at a place of its own: most products are of too few rows to keep a GPU busy.
 pub struct Multiplier<'m> {
     gguf: &'m Gguf,
-    on: Mutex<On>,
+    ordinal: usize,
+    shared: Mutex<Shared>,
+    /// Where nobody multiplies at the moment.
+    free: Mutex<Vec<Place>>,
 }
 
-/// What lies on the device, dropped before it.
-struct On {
-    /// By name.
+/// What all places have in common.
+struct Shared {
+    /// On the device, by name.
     weights: HashMap<String, (Buffer, Weight)>,
-    /// Where one lies that the file does not have, while rows are multiplied by it.
+    modules: Modules,
+    /// Why the GPU computes no more.
+    failed: Option<Error>,
+}
+
+/// Where one thread multiplies.
+struct Place {
+    /// A weight that the file does not have, while rows are multiplied by it.
     passing: Option<Buffer>,
     /// (n, I) and (n, O), and their places on the host.
     rows: Option<(Buffer, Pinned)>,
     products: Option<(Buffer, Pinned)>,
-    modules: Modules,
-    /// Why the GPU computes no more.
-    failed: Option<Error>,
+    /// With streams of its own.
     device: Device,
 }
 
@@ -41,36 +50,94 @@ impl<'m> Multiplier<'m> {
     /// # Errors
     /// No driver, a driver or GPU that is too old.
     pub fn open(gguf: &'m Gguf, ordinal: usize) -> Result<Multiplier<'m>> {
-        let mut device = Device::open(ordinal)?;
+        let device = Device::open(ordinal)?;
         device.bind()?;
         let modules = Modules::load(&device)?;
-        device.overlaps = modules.overlap;
-        let on = On {
-            weights: HashMap::new(),
-            passing: None,
-            rows: None,
-            products: None,
-            modules,
-            failed: None,
-            device,
+        let place = Place::new(device, &modules);
+        let shared = Mutex::new(Shared { weights: HashMap::new(), modules, failed: None });
+        Ok(Multiplier { gguf, ordinal, shared, free: Mutex::new(vec![place]) })
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<Place>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place that nobody else has.
+    fn place(&self) -> Result<Place> {
+        if let Some(place) = self.free().pop() {
+            return Ok(place);
+        }
+        Ok(Place::new(Device::open(self.ordinal)?, &self.shared().modules))
+    }
+
+    fn products_of(&self, stored: &TensorRef<'_>, lanes: &[Cow<'_, [f32]>]) -> Result<Option<Vec<Vec<f32>>>> {
+        let mut place = self.place()?;
+        place.device.bind()?;
+        let found = match self.weight(&mut place, stored)? {
+            Some(weight) => place.products_of(weight, lanes, &self.shared)?,
+            None => None,
         };
-        Ok(Multiplier { gguf, on: Mutex::new(on) })
+        self.free().push(place);
+        Ok(found)
+    }
+
+    /// A weight on the device; `None` where no kernel reads it.
+    fn weight(&self, place: &mut Place, stored: &TensorRef<'_>) -> Result<Option<Weight>> {
+        let (name, dtype) = (&stored.info.name, stored.info.dtype);
+        // Kernels read matrices in rows of a multiple of 8, of the types that the host decodes.
+        let is_read = stored.info.shape.len() == 2 && dtype.is_decodable() && stored.cols().is_multiple_of(8);
+        if !is_read {
+            return Ok(None);
+        }
+        let is_own = self.gguf.tensor(name).is_some_and(|own| std::ptr::eq(own.bytes, stored.bytes));
+        if !is_own {
+            let passing = place.passing.take();
+            let (buffer, weight) = place.uploaded(stored, passing)?;
+            place.passing = Some(buffer);
+            return Ok(Some(weight));
+        }
+        // Whoever wants it meanwhile waits for it.
+        let mut shared = self.shared();
+        if let Some((_, known)) = shared.weights.get(name) {
+            return Ok(Some(*known));
+        }
+        let (buffer, weight) = place.uploaded(stored, None)?;
+        shared.weights.insert(name.clone(), (buffer, weight));
+        Ok(Some(weight))
     }
 }
 
 impl op_by_op::Multiplier for Multiplier<'_> {
     fn products(&self, weight: &TensorRef<'_>, lanes: &[Cow<'_, [f32]>]) -> Option<Vec<Vec<f32>>> {
-        let on = &mut *self.on.lock().ok()?;
-        if on.failed.is_some() {
+        if self.shared().failed.is_some() {
             return None;
         }
-        let found = on.products_of(self.gguf, weight, lanes);
-        found.map_err(|error| on.failed = Some(error)).ok().flatten()
+        let found = self.products_of(weight, lanes);
+        found.map_err(|error| self.shared().failed = Some(error)).ok().flatten()
     }
 
     fn failed(&self) -> Option<String> {
-        self.on.lock().ok()?.failed.as_ref().map(|error| error.to_string().replace('\n', ","))
+        self.shared().failed.as_ref().map(|error| error.to_string().replace('\n', ","))
     }
+}
+
+/// Puts the rows of all lanes one behind the other.
+fn put_side_by_side(lanes: &[Cow<'_, [f32]>], mut rest: &mut [u8]) {
+    let mut places = Vec::with_capacity(lanes.len());
+    for rows in lanes {
+        let (own, behind) = rest.split_at_mut(size_of_val::<[f32]>(rows));
+        places.push((own, rows));
+        rest = behind;
+    }
+    places.into_par_iter().for_each(|(place, rows)| {
+        for (bytes, value) in place.chunks_exact_mut(size_of::<f32>()).zip(rows.iter()) {
+            bytes.copy_from_slice(&value.to_ne_bytes());
+        }
+    });
 }
 
 /// Memory for so many values, grown where it is too small.
@@ -83,15 +150,18 @@ fn room(held: &mut Option<(Buffer, Pinned)>, what: &str, values: usize, device: 
     Ok(())
 }
 
-impl On {
+impl Place {
+    fn new(mut device: Device, modules: &Modules) -> Place {
+        device.overlaps = modules.overlap;
+        Place { passing: None, rows: None, products: None, device }
+    }
+
     fn products_of(
         &mut self,
-        gguf: &Gguf,
-        stored: &TensorRef<'_>,
+        weight: Weight,
         lanes: &[Cow<'_, [f32]>],
+        shared: &Mutex<Shared>,
     ) -> Result<Option<Vec<Vec<f32>>>> {
-        self.device.bind()?;
-        let Some(weight) = self.weight(gguf, stored)? else { return Ok(None) };
         let values: usize = lanes.iter().map(|rows| rows.len()).sum();
         let (n, each) = (values / weight.columns, weight.outputs);
         if n == 0 || lanes.iter().any(|rows| rows.len() % weight.columns != 0) {
@@ -102,22 +172,12 @@ impl On {
         let (Some((x, from)), Some((out, to))) = (&mut self.rows, &mut self.products) else {
             return Ok(None);
         };
-        let mut rest = from.bytes_mut();
-        let mut places = Vec::with_capacity(lanes.len());
-        for rows in lanes {
-            let (own, behind) = rest.split_at_mut(size_of_val::<[f32]>(rows));
-            places.push((own, rows));
-            rest = behind;
-        }
-        places.into_par_iter().for_each(|(place, rows)| {
-            for (bytes, value) in place.chunks_exact_mut(size_of::<f32>()).zip(rows.iter()) {
-                bytes.copy_from_slice(&value.to_ne_bytes());
-            }
-        });
+        put_side_by_side(lanes, from.bytes_mut());
         self.device.upload(&from.bytes()[..values * size_of::<f32>()], x.address)?;
+        let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
         let cores = TensorCores {
             tf32: self.device.capability.0 >= calls::TF32_SINCE,
-            warpgroups: self.modules.warpgroups,
+            warpgroups: shared.modules.warpgroups,
         };
         let part =
             LinearPart { weight, out: out.address, follow: Follow::Nothing, cache: 0, pairs: Pairs::Alone };
@@ -137,7 +197,9 @@ impl On {
                 constant: true,
             },
         );
-        self.device.launch(self.modules.function(&call, &self.device)?, &call)?;
+        let function = shared.modules.function(&call, &self.device)?.clone();
+        drop(shared);
+        self.device.launch(&function, &call)?;
         let bytes = n * each * size_of::<f32>();
         self.device.start_download(out.address, &mut to.bytes_mut()[..bytes], &self.device.compute)?;
         self.device.synchronize()?;
@@ -155,36 +217,21 @@ impl On {
         Ok(Some(parts.into_par_iter().map(read).collect()))
     }
 
-    /// A weight on the device; `None` where no kernel reads it.
-    fn weight(&mut self, gguf: &Gguf, stored: &TensorRef<'_>) -> Result<Option<Weight>> {
-        let (name, dtype) = (&stored.info.name, stored.info.dtype);
-        // Kernels read matrices in rows of a multiple of 8, of the types that the host decodes.
-        let is_read = stored.info.shape.len() == 2 && dtype.is_decodable() && stored.cols().is_multiple_of(8);
-        if !is_read {
-            return Ok(None);
-        }
-        let is_own = gguf.tensor(name).is_some_and(|own| std::ptr::eq(own.bytes, stored.bytes));
-        if let Some((_, known)) = self.weights.get(name).filter(|_| is_own) {
-            return Ok(Some(*known));
-        }
+    /// Brings a weight to the device, into memory that may be there for it.
+    fn uploaded(&self, stored: &TensorRef<'_>, passing: Option<Buffer>) -> Result<(Buffer, Weight)> {
+        let dtype = stored.info.dtype;
         let blocks = calls::on_device(stored.bytes, dtype);
         // Kernels read whole words, beyond the last bytes of a tensor.
         let bytes = blocks.len() + size_of::<u128>();
-        let passing = if is_own { None } else { self.passing.take() };
         let buffer = match passing.filter(|held| held.bytes >= bytes) {
             Some(buffer) => buffer,
-            None => self.device.alloc(name, bytes)?,
+            None => self.device.alloc(&stored.info.name, bytes)?,
         };
         self.device.clear(&buffer)?;
         self.device.upload(&blocks, buffer.address)?;
         self.device.synchronize()?;
         let (outputs, columns) = (stored.rows(), stored.cols());
         let weight = Weight { address: buffer.address, dtype, outputs, columns };
-        if is_own {
-            self.weights.insert(name.clone(), (buffer, weight));
-        } else {
-            self.passing = Some(buffer);
-        }
-        Ok(Some(weight))
+        Ok((buffer, weight))
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use parity_graph::Id;
 use parity_graph::fault::{Argument, Entry, Fault, Scene, entries, find};
+use rayon::prelude::*;
 use serde::Serialize;
 
 use super::ways::{EXACT, Way};
@@ -189,15 +190,16 @@ pub const HEALTHY: &str = "healthy";
 pub fn everywhere(labelled: &Labelled) -> Vec<Hypothesis> {
     // What leaves the first step as it is needs several.
     let is_later = |key: &str| find(mistake(key)).is_some_and(|entry| entry.later);
-    merged(unmerged(labelled).filter(|(key, _)| !is_later(key)).map(|(_, one)| one).collect())
+    merged(unmerged(labelled).into_iter().filter(|(key, _)| !is_later(key)).map(|(_, one)| one).collect())
 }
 
 /// The same, each by itself, by its key.
-pub fn unmerged(labelled: &Labelled) -> impl Iterator<Item = (String, Hypothesis)> {
+pub fn unmerged(labelled: &Labelled) -> Vec<(String, Hypothesis)> {
     let scene = Scene::new(&labelled.program.graph);
     // Roundings are a matter of arithmetic.
-    let kinds = entries().filter(|entry| !(entry.recognised || entry.rounds));
-    kinds.flat_map(move |entry| of_entry(entry, &scene, labelled)).map(|one| (one.key.clone(), one))
+    let kinds: Vec<&Entry> = entries().filter(|entry| !(entry.recognised || entry.rounds)).collect();
+    let all = kinds.into_par_iter().flat_map_iter(|entry| of_entry(entry, &scene, labelled));
+    all.map(|one| (one.key.clone(), one)).collect()
 }
 
 /// One mistake with each of its values, wherever it has a place.
@@ -333,7 +335,7 @@ fn nodes_of(whole: &Hypothesis, wants: &dyn Fn(Id, &[Injected]) -> bool) -> BTre
 
 /// The same hypotheses in another graph of the same model, whose nodes are others; `None` where one has no place in it.
 pub fn again(labelled: &Labelled, layers: u32, which: &[&Hypothesis]) -> Vec<Option<Hypothesis>> {
-    let mut known: HashMap<String, Hypothesis> = unmerged(labelled).collect();
+    let mut known: HashMap<String, Hypothesis> = unmerged(labelled).into_iter().collect();
     known.extend(skipped(labelled).into_iter().map(|one| (one.key.clone(), one)));
     let one = |one: &&Hypothesis| {
         if let Some(layer) = one.repeats() {

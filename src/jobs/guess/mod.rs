@@ -5,6 +5,7 @@
 //! well logits explain it (`evidence`), one list has the hypotheses (`hypotheses`), and `answer` says what follows.
 
 mod answer;
+mod batches;
 mod discriminate;
 mod evidence;
 mod exchanged;
@@ -15,6 +16,7 @@ mod passes;
 mod said;
 mod search;
 mod searched;
+mod spelling;
 mod steps;
 mod tokens;
 mod ways;
@@ -70,6 +72,13 @@ pub struct Model<'a> {
     pub gguf: &'a Gguf,
     /// In place of the CPU.
     pub multiplier: Option<&'a dyn Multiplier>,
+}
+
+impl Model<'_> {
+    /// Batches of hypotheses that are computed at a time: on the CPU alone one keeps all cores busy, and decodes each weight once.
+    fn side_by_side(&self) -> usize {
+        self.multiplier.map_or(1, |_| batches::side_by_side())
+    }
 }
 
 impl<'a> Known<'a> {

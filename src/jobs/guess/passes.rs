@@ -17,7 +17,6 @@ use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
 use crate::engine::op_by_op::{Answer, Lane, Lanes, Multiplier, Node, Unknown, Value, own, step_lanes};
 use crate::error::{Error, Result};
-use crate::gguf::Gguf;
 use crate::jobs::run::rewritten;
 use crate::memory;
 use crate::model::builders::{self, Cache, Shape, Values};
@@ -123,7 +122,7 @@ impl<'a> Prompt<'a> {
         // all are computed.
         let before = tokens.len().checked_sub(rows).filter(|front| *front <= FRONT_MAX).unwrap_or(0);
         let shape = Shape { outputs: rows + before, ..shape };
-        check_memory(gguf, tokens.len(), rows + before)?;
+        check_memory(model, tokens.len(), rows + before)?;
         let built = builders::build(gguf, shape)?;
         let inputs = builders::inputs(&built, tokens, first)?;
         let labelled = Labelled::new(built.graph)?;
@@ -319,10 +318,11 @@ impl<'a> Prompt<'a> {
 }
 
 /// Refuses what would not fit into memory: logits of several hypotheses, and the widest values of as many.
-fn check_memory(gguf: &Gguf, tokens: usize, rows: usize) -> Result<()> {
+fn check_memory(model: Model<'_>, tokens: usize, rows: usize) -> Result<()> {
+    let gguf = model.gguf;
     let extent =
         |name: &str| gguf.tensor(&weight(name)).and_then(|t| t.info.shape.first().copied()).unwrap_or(0);
-    let at_once = (ROWS / tokens.max(1)).max(CACHES.len() + 1);
+    let at_once = (model.side_by_side() * ROWS / tokens.max(1)).max(CACHES.len() + 1);
     let floats = |numbers: usize| (at_once.saturating_mul(numbers).saturating_mul(size_of::<f32>())) as u64;
     let (vocabulary, wide) = (extent(TOKEN_EMBD), extent(&in_layer(0, FFN_UP)));
     // Each twice: while they are copied.

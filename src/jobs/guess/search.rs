@@ -3,11 +3,12 @@
 use rayon::prelude::*;
 
 use super::answer::{self, Answer, Tried};
+use super::batches;
 use super::evidence::{DOUBLINGS, Evidence, Noise, Score, apart, digest};
 use super::hypotheses::{self, Change, HEALTHY, Hypothesis};
 use super::input::weights;
 use super::passes::Prompt;
-use super::steps::{self, Steps, one_by_one};
+use super::steps::{self, Steps};
 use super::ways::{CACHES, EXACT, WAYS};
 use super::{Known, Model, Progress};
 use crate::error::Result;
@@ -15,7 +16,7 @@ use crate::numerics::Storage;
 use crate::ops::bound::CONFIDENCE;
 
 /// Rows after which a hypothesis that does not explain them is given up.
-const FEW: usize = 8;
+pub const FEW: usize = 8;
 /// Rows among them that something else than the hypothesis may have gone wrong in.
 const STRAY: usize = 1;
 /// Share of tokens that a healthy engine chooses at least whose cache alone is another.
@@ -172,8 +173,12 @@ impl<'a> Search<'a> {
         Search::prompt(self.known, self.evidence, (self.known.model(), &self.known.prompt), rows)
     }
 
+    fn side_by_side(&self) -> usize {
+        self.known.model().side_by_side()
+    }
+
     /// The model file of a hypothesis.
-    fn file(&self, one: &Hypothesis) -> Model<'a> {
+    pub fn file(&self, one: &Hypothesis) -> Model<'a> {
         let other =
             if let Change::Weights(number) = one.change { self.known.others.get(number) } else { None };
         other.map_or(self.known.model(), |gguf| Model { gguf, multiplier: None })
@@ -182,10 +187,16 @@ impl<'a> Search<'a> {
     /// A healthy engine in each arithmetic, and how far these lie apart.
     pub fn healthy(&self) -> Result<(Vec<Tried>, Noise)> {
         let mut ways: Vec<Hypothesis> = WAYS.into_iter().map(Hypothesis::healthy).collect();
-        let asked: Vec<&Hypothesis> = ways.iter().collect();
-        let mut logits = self.full.logits(&asked).into_iter().map(Option::unwrap_or_default);
-        let exact = logits.next().unwrap_or_default();
-        let others: Vec<Vec<f32>> = logits.collect();
+        // Exact arithmetic is computed with each batch, and comes with the first of it.
+        let with_exact = |ways: Vec<&Hypothesis>| -> Vec<(Vec<f32>, Option<Vec<f32>>)> {
+            let mut found = self.full.logits(&ways).into_iter().map(Option::unwrap_or_default);
+            let mut exact = found.next();
+            found.map(|logits| (logits, exact.take())).collect()
+        };
+        let found =
+            batches::each(ways.iter().collect(), (usize::MAX, self.side_by_side()), with_exact, |_| {});
+        let (others, exact): (Vec<Vec<f32>>, Vec<Option<Vec<f32>>>) = found.into_iter().unzip();
+        let exact = exact.into_iter().flatten().next().unwrap_or_default();
         let mut noise = Noise::new(self.full.width, &exact, &others);
         noise.doublings = DOUBLINGS;
         let beyond = self.full.beyond_f16();
@@ -235,10 +246,10 @@ impl<'a> Search<'a> {
             all.into_iter().partition(|one| matches!(one.change, Change::Tokens(_) | Change::Weights(_)));
         let mut out = Vec::with_capacity(count);
         let mut best: (f64, String) = (f64::NEG_INFINITY, String::new());
-        let mut tell = |tried: &Tried| {
+        let mut tell = |one: &Hypothesis, score: &Score| {
             done += 1;
-            if tried.score.log_likelihood > best.0 && tried.hypothesis.name != HEALTHY {
-                best = (tried.score.log_likelihood, tried.hypothesis.name.clone());
+            if score.log_likelihood > best.0 && one.name != HEALTHY {
+                best = (score.log_likelihood, one.name.clone());
             }
             (self.progress)(done, count, &best.1);
         };
@@ -253,23 +264,23 @@ impl<'a> Search<'a> {
             open = rest;
             out.extend(short);
         }
-        while !open.is_empty() {
-            let rest = open.split_off(self.full.at_once().min(open.len()));
-            let batch: Vec<&Hypothesis> = open.iter().collect();
-            let scores: Vec<Score> = self.scores(&self.full, &batch, noise);
-            for (hypothesis, score) in open.into_iter().zip(scores) {
+        let whole = |batch: Vec<Hypothesis>| -> Vec<Result<Tried>> {
+            let scores = self.scores(&self.full, &batch.iter().collect::<Vec<_>>(), noise);
+            let spelt = |(hypothesis, score): (Hypothesis, Score)| {
                 let score = self.spelt(&hypothesis, score, noise)?;
-                let tried = Tried { hypothesis, score, whole: true };
-                tell(&tried);
-                out.push(tried);
-            }
-            open = rest;
-        }
-        for hypothesis in of_tokens {
-            let tried = self.of_another(hypothesis, noise, stray)?;
-            tell(&tried);
-            out.push(tried);
-        }
+                Ok(Tried { hypothesis, score, whole: true })
+            };
+            batch.into_iter().zip(scores).map(spelt).collect()
+        };
+        let other = |batch: Vec<Hypothesis>| -> Vec<Result<Tried>> {
+            batch.into_iter().map(|one| self.of_another(one, noise, stray)).collect()
+        };
+        let mut come = |found: &[Result<Tried>]| {
+            found.iter().flatten().for_each(|one| tell(&one.hypothesis, &one.score));
+        };
+        let mut found = batches::each(open, (self.full.at_once(), self.side_by_side()), whole, &mut come);
+        found.extend(batches::each(of_tokens, (1, self.side_by_side()), other, &mut come));
+        out.extend(found.into_iter().collect::<Result<Vec<Tried>>>()?);
         Ok(out)
     }
 
@@ -317,9 +328,18 @@ impl<'a> Search<'a> {
             if open.is_empty() {
                 break;
             }
-            let which: Vec<&Hypothesis> = open.iter().collect();
-            let logits = steps::logits(known.model(), &all[..from + rows], steps, &which)?;
-            for (hypothesis, logits) in std::mem::take(&mut open).into_iter().zip(logits) {
+            let ids = &all[..from + rows];
+            let computed = |batch: Vec<Hypothesis>| -> Vec<Result<(Hypothesis, Option<Vec<f32>>)>> {
+                let which: Vec<&Hypothesis> = batch.iter().collect();
+                match steps::logits(known.model(), ids, steps, &which) {
+                    Ok(logits) => batch.into_iter().zip(logits).map(Ok).collect(),
+                    Err(error) => vec![Err(error)],
+                }
+            };
+            for found in
+                batches::each(std::mem::take(&mut open), (usize::MAX, self.side_by_side()), computed, |_| {})
+            {
+                let (hypothesis, logits) = found?;
                 let score = logits.map(|logits| self.evidence.weigh(&logits, noise)).unwrap_or_default();
                 let whole = rows == self.full.rows;
                 if !whole && (score.explains() || score.otherwise.is_some()) {
@@ -339,7 +359,7 @@ impl<'a> Search<'a> {
         (few, stray): (&Prompt<'_>, usize),
         all: Vec<Hypothesis>,
         noise: &Noise,
-        tell: &mut dyn FnMut(&Tried),
+        tell: &mut dyn FnMut(&Hypothesis, &Score),
     ) -> (Vec<Hypothesis>, Vec<Tried>) {
         let (mut open, mut short) = (Vec::new(), Vec::new());
         // The same mistakes in the shorter graph, whose nodes are others.
@@ -351,87 +371,22 @@ impl<'a> Search<'a> {
                 None => open.push(one),
             }
         }
-        while !queue.is_empty() {
-            let rest = queue.split_off(few.at_once().min(queue.len()));
-            let batch: Vec<&Hypothesis> = queue.iter().map(|(_, shorter)| shorter).collect();
-            let scores = self.scores(few, &batch, noise);
-            for ((one, _), score) in queue.into_iter().zip(scores) {
-                if score.hits + stray >= score.of || score.otherwise.is_some() {
-                    open.push(one);
-                    continue;
-                }
-                let tried = Tried { hypothesis: one, score, whole: false };
-                tell(&tried);
-                short.push(tried);
+        let is_open = |score: &Score| score.hits + stray >= score.of || score.otherwise.is_some();
+        let scored = |batch: Vec<(Hypothesis, Hypothesis)>| -> Vec<(Hypothesis, Score)> {
+            let shorter: Vec<&Hypothesis> = batch.iter().map(|(_, shorter)| shorter).collect();
+            let scores = self.scores(few, &shorter, noise);
+            batch.into_iter().map(|(one, _)| one).zip(scores).collect()
+        };
+        let found = batches::each(queue, (few.at_once(), self.side_by_side()), scored, |found| {
+            found.iter().filter(|(_, score)| !is_open(score)).for_each(|(one, score)| tell(one, score));
+        });
+        for (hypothesis, score) in found {
+            match is_open(&score) {
+                true => open.push(hypothesis),
+                false => short.push(Tried { hypothesis, score, whole: false }),
             }
-            queue = rest;
         }
         (open, short)
-    }
-
-    /// A text in the tokens in which a healthy engine says it, where it says it in others than a tokenizer makes of it alone.
-    pub fn spelling(&self, tried: &[Tried], noise: &Noise) -> Result<Option<Box<dyn Evidence>>> {
-        let mut healthy = tried.iter().filter(|one| one.hypothesis.name == HEALTHY && one.explains());
-        let Some(one) = healthy.next().filter(|one| one.score.respelt) else { return Ok(None) };
-        if healthy.any(|one| !one.score.respelt) {
-            return Ok(None);
-        }
-        let logits = self.full.alone(&one.hypothesis).unwrap_or_default();
-        let found = self.evidence.weigh(&logits, noise);
-        Ok(self.spelt_in(&one.hypothesis, found, noise)?.1)
-    }
-
-    /// How well a hypothesis explains a text in the tokens that it spells it in itself.
-    fn spelt(&self, one: &Hypothesis, found: Score, noise: &Noise) -> Result<Score> {
-        let (score, spelling) = self.spelt_in(one, found, noise)?;
-        Ok(Score { respelt: spelling.is_some(), ..score })
-    }
-
-    /// The same, and in which tokens.
-    fn spelt_in(
-        &self,
-        one: &Hypothesis,
-        found: Score,
-        noise: &Noise,
-    ) -> Result<(Score, Option<Box<dyn Evidence>>)> {
-        let (mut found, mut spelling): (Score, Option<Box<dyn Evidence>>) = (found, None);
-        for _ in 0..self.full.rows {
-            let Some((row, token)) = found.otherwise.filter(|_| !found.explains()) else { break };
-            let Some(other) = spelling.as_deref().unwrap_or(self.evidence).respelt(row, token) else { break };
-            // A few rows behind it say whether that is hopeless.
-            for rows in [self.full.rows.min(row + 1 + FEW), self.full.rows] {
-                let Some(logits) = self.respelt(&*other, one, rows)? else { return Ok((found, None)) };
-                found = other.weigh(&logits, noise);
-                if !found.explains() || found.of == self.full.rows {
-                    break;
-                }
-            }
-            spelling = Some(other);
-        }
-        Ok((found, spelling))
-    }
-
-    /// Logits of a hypothesis on the first rows behind a text in other tokens.
-    fn respelt(&self, evidence: &dyn Evidence, one: &Hypothesis, rows: usize) -> Result<Option<Vec<f32>>> {
-        if self.known.recording.is_some() {
-            return Ok(None);
-        }
-        let given = &self.known.prompt;
-        let prompt = one.prompt(given);
-        // Where it ends before the rows do, what stands behind it says nothing.
-        let behind = evidence.tokens().iter().copied().chain(std::iter::repeat_n(0, rows));
-        let tokens = prompt.iter().copied().chain(behind);
-        let all = self.full.tokens + prompt.len() + rows - given.len() - self.full.rows;
-        let tokens: Vec<u32> = tokens.take(all).collect();
-        if one.stepwise {
-            let lengths = one_by_one(prompt.len(), rows);
-            let steps = Steps { lengths: &lengths, prompt: prompt.len(), from: prompt.len() - 1 };
-            return Ok(steps::logits(self.known.model(), &tokens, steps, &[one])?.pop().flatten());
-        }
-        let pass = Prompt::new(self.file(one), &tokens, prompt.len(), rows)?;
-        let same = hypotheses::again(&pass.labelled, pass.layers(), &[one]).pop().flatten();
-        let one = if one.nodes().is_some() { same.as_ref() } else { Some(one) };
-        Ok(one.and_then(|one| pass.alone(one)))
     }
 
     /// All logits multiplied by what fits best, where numbers were seen.

@@ -1,7 +1,7 @@
 //! A node, and what the families look at.
 
-use std::cell::OnceCell;
 use std::collections::HashMap;
+use std::sync::OnceLock;
 
 use parity_dump::{Checkpoint, Kind};
 
@@ -18,16 +18,16 @@ use crate::weights::{Name, layer_weight};
 /// A graph, with what is found in it at most once.
 pub struct Scene<'g> {
     graph: &'g Graph,
-    labels: OnceCell<Vec<Option<Checkpoint>>>,
-    axes: OnceCell<Vec<Option<usize>>>,
+    labels: OnceLock<Vec<Option<Checkpoint>>>,
+    axes: OnceLock<Vec<Option<usize>>>,
     /// What a user calls nodes and leaves.
-    names: OnceCell<HashMap<String, Id>>,
+    names: OnceLock<HashMap<String, Id>>,
 }
 
 impl<'g> Scene<'g> {
     /// Of a graph.
     pub fn new(graph: &'g Graph) -> Self {
-        Scene { graph, labels: OnceCell::new(), axes: OnceCell::new(), names: OnceCell::new() }
+        Scene { graph, labels: OnceLock::new(), axes: OnceLock::new(), names: OnceLock::new() }
     }
 
     /// Elements of one token's row of a node, where the rows lie side by side.

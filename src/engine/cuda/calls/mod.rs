@@ -6,6 +6,8 @@
 use std::borrow::Cow;
 use std::mem::{MaybeUninit, size_of};
 
+use rayon::prelude::*;
+
 use crate::engine::fused::graph::{Glu, NormStyle};
 use crate::gguf::DType;
 use crate::numerics::Storage;
@@ -146,6 +148,9 @@ pub fn block_bytes(dtype: DType) -> usize {
     if dtype == DType::Q6_K { dtype.block_bytes().next_multiple_of(16) } else { dtype.block_bytes() }
 }
 
+/// Blocks that one thread copies at a time.
+const COPIED_AT_ONCE: usize = 1 << 12;
+
 /// The blocks of a matrix as they lie in device memory.
 pub fn on_device(stored: &[u8], dtype: DType) -> Cow<'_, [u8]> {
     let (from, to) = (dtype.block_bytes(), block_bytes(dtype));
@@ -153,9 +158,12 @@ pub fn on_device(stored: &[u8], dtype: DType) -> Cow<'_, [u8]> {
         return Cow::Borrowed(stored);
     }
     let mut blocks = vec![0; stored.len() / from * to];
-    for (block, stored) in blocks.chunks_exact_mut(to).zip(stored.chunks_exact(from)) {
-        block[..from].copy_from_slice(stored);
-    }
+    let parts = blocks.par_chunks_mut(COPIED_AT_ONCE * to).zip(stored.par_chunks(COPIED_AT_ONCE * from));
+    parts.for_each(|(blocks, stored)| {
+        for (block, stored) in blocks.chunks_exact_mut(to).zip(stored.chunks_exact(from)) {
+            block[..from].copy_from_slice(stored);
+        }
+    });
     Cow::Owned(blocks)
 }
 

@@ -4,6 +4,8 @@
 //! before the largest is taken; noise of Gumbel's distribution with scale τ makes that choice a softmax at temperature
 //! τ, and has a standard deviation of π·τ/√6.
 
+use rayon::prelude::*;
+
 use super::spelling::Spelling;
 use super::{Evidence, Noise, Score, UNTHOUGHT, digest};
 use crate::error::Result;
@@ -56,9 +58,9 @@ impl Evidence for Chosen {
         // In other tokens the text may end before the rows do.
         let rows: Vec<&[f32]> = logits.chunks(noise.width).take(self.tokens.len()).collect();
         let floor = (UNTHOUGHT / noise.width as f64).ln();
-        let seen: Vec<Row> = rows.iter().enumerate().map(|(t, row)| self.row(t, row)).collect();
+        let seen: Vec<Row> = rows.par_iter().enumerate().map(|(t, row)| self.row(t, row)).collect();
         // By row: its log-likelihood under each amount of noise.
-        let by_row = seen.iter().zip(&rows).enumerate().map(|(t, (seen, row))| {
+        let by_row = seen.par_iter().zip(&rows).enumerate().map(|(t, (seen, row))| {
             let temperatures = noise.levels().map(|(way, times)| times * noise.by_way[way][t] / GUMBEL);
             seen.log_likelihoods(row, &temperatures.collect::<Vec<_>>())
         });
