@@ -9,9 +9,10 @@ use parity_graph::rewrite::{Change, Edit, Rewrite};
 use parity_graph::{Graph, Id, Op};
 
 use super::diagnosis::{prefer_later, told};
+use super::exchanged_experts::pairs;
 use super::passed_on::passed_on;
 use super::precision;
-use super::trial::{carried, under};
+use super::trial::{SLACK, carried, under};
 use crate::audit::{Across, MISTAKES_SHOW, Named, Replay, Said, Suspect};
 use crate::checkpoint::Kind;
 use crate::engine::op_by_op::{Carried, Node, Unknown, Value, Values};
@@ -23,6 +24,9 @@ const WORK_MAX: usize = 1 << 34;
 /// Share of the squared error that a mistake out of sight has to account for: where much lies between, rounding alone
 /// explains a lot.
 pub(super) const EXPLAINS_MIN: f64 = 0.9;
+
+/// Share from which on nobody asks for another number.
+const CERTAIN: f64 = 0.9999;
 
 /// What is recorded under another name, which what was not recorded is not: out of sight it is a bias that is added twice.
 const MISNAMED: &str = "linear.bias_included";
@@ -60,6 +64,13 @@ pub fn found(suspect: &Suspect<'_>) -> Vec<Named> {
     let Some(replay) = &suspect.replay else { return Vec::new() };
     let mut work = 0;
     let found = found_by(suspect, replay, &mut work);
+    if is_beside(suspect, &found) {
+        let nearer = searched_by(suspect, replay, &mut work);
+        let is_nearer = nearer.iter().any(|named| {
+            precision::ALIKE * named.left < found[0].left || suspect.known.contains(&named.spelling)
+        });
+        return if is_nearer { nearer } else { found };
+    }
     if !found.is_empty() {
         return found;
     }
@@ -72,6 +83,15 @@ pub fn found(suspect: &Suspect<'_>) -> Vec<Named> {
     let mut found =
         std::iter::once(replay).chain(&others).map(|replay| searched_by(suspect, replay, &mut work));
     found.find(|found| !found.is_empty()).unwrap_or_default()
+}
+
+/// Whether what was found is a number of a list, and another may come nearer, or explained the steps before.
+fn is_beside(suspect: &Suspect<'_>, found: &[Named]) -> bool {
+    let is_other = |named: &Named| !suspect.known.is_empty() && !suspect.known.contains(&named.spelling);
+    found.first().is_some_and(|named| {
+        let is_searched = fault::find(&named.diagnosis.fault).is_some_and(fault::Entry::is_searched);
+        is_searched && (named.diagnosis.explains < CERTAIN || is_other(named))
+    })
 }
 
 /// Whether nothing is wrong in this step where keys and values that were not recorded are cached in another type.
@@ -101,13 +121,14 @@ fn found_by(suspect: &Suspect<'_>, replay: &Replay<'_>, work: &mut usize) -> Vec
 /// best.
 fn searched_by(suspect: &Suspect<'_>, replay: &Replay<'_>, work: &mut usize) -> Vec<Named> {
     let scene = Scene::new(&suspect.node.program.graph);
-    let best = |told: Vec<Hypothesis>| {
-        let found: Vec<(Id, Named)> =
-            told.iter().filter_map(|one| explained_by(suspect, replay, one)).collect();
+    let best = |found: Vec<(Id, Named)>| {
         let least = found.iter().map(|(_, named)| named.left).fold(f64::INFINITY, f64::min);
         found.into_iter().find(|(_, named)| named.left <= precision::ALIKE * least)
     };
-    let found = searched(suspect, &scene, replay, work).find_map(best);
+    let of_each = searched(suspect, &scene, replay, work)
+        .filter_map(|told| best(told.iter().filter_map(|one| explained_by(suspect, replay, one)).collect()));
+    // A cap of another form comes near to a limit: both are searched for before one is told.
+    let found = best(of_each.collect());
     ranked(suspect, found.into_iter().collect())
 }
 
@@ -195,7 +216,11 @@ fn searched<'b>(
                 })
             })
         };
-        let told = entry.searched(scene, nodes[0], &distance);
+        // A number that explained the steps before is asked for alone.
+        let known = suspect.known.iter().filter_map(|known| known.split_once('='));
+        let known = known.filter(|(name, _)| *name == entry.name).map(|(_, value)| Argument::parse(value));
+        let known: Vec<Argument> = known.collect();
+        let told = if known.is_empty() { entry.searched(scene, nodes[0], &distance) } else { known };
         told.iter().filter_map(with).collect::<Vec<Hypothesis>>()
     })
 }
@@ -230,6 +255,15 @@ pub(super) fn with_mistake(
         if let Some((values, slot)) = rewritten.is_passed() {
             let carried = node.carried.get(slot?).cloned().flatten();
             return Some(Ok(Values { data: values.to_vec(), carried }));
+        }
+        if let Change::Scores(_) = change {
+            // Other weights of the same values, which are off by as much.
+            let data = rewritten.values(args).ok()?;
+            let off = |Carried { error, through }| Carried {
+                error: error.into_iter().map(|error| SLACK * error).collect(),
+                through,
+            };
+            return Some(across(node, Ok(args)).map(|own| Values { data, carried: own.carried.map(off) }));
         }
         let by_rule = rewritten.is_by_rule_before();
         let rule = crate::ops::rule(rewritten.op()).filter(|_| by_rule)?;
@@ -386,45 +420,4 @@ fn of_all_alike(graph: &Graph, scene: &Scene<'_>, through: &[Id]) -> Vec<Hypothe
         }
     }
     out
-}
-
-/// Experts that may have been taken for one another: every wrong token went to one of them. Those come first to which
-/// the fewest other tokens went.
-fn pairs(suspect: &Suspect<'_>, replay: &Replay<'_>, products: &[Id]) -> Vec<[usize; 2]> {
-    let (Some(first), Some(axis)) = (products.first(), replay.token_axis()) else { return Vec::new() };
-    let seen: RefCell<Option<(Vec<f64>, usize, usize)>> = RefCell::new(None);
-    let look = |node: &Node<'_>, args: &Args<'_, f64>, _: Across<'_>| {
-        if node.id == *first
-            && let (Some(weights), Some(ids)) = (args.get(0), args.get(2))
-        {
-            *seen.borrow_mut() = Some((ids.values().into_owned(), ids.shape()[3], weights.shape()[1]));
-        }
-        None
-    };
-    let _ = replay.held_by(suspect, (&[*first], f64::INFINITY), &look, &|_, _, _| None);
-    let Some((ids, chosen, experts)) = seen.into_inner() else { return Vec::new() };
-    let inner: usize = suspect.args.shape[axis + 1..].iter().product();
-    let extent = suspect.args.shape[axis].max(1);
-    let wrong: BTreeSet<usize> =
-        suspect.held.beyond.iter().map(|element| element / inner.max(1) % extent).collect();
-    let mut tokens: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); experts];
-    for (row, id) in ids.iter().enumerate() {
-        if let Some(tokens) = tokens.get_mut(*id as usize) {
-            tokens.insert(row / chosen.max(1));
-        }
-    }
-    let mut out: Vec<(usize, [usize; 2])> = Vec::new();
-    for a in (0..experts).filter(|&a| !tokens[a].is_disjoint(&wrong)) {
-        for b in (0..experts).filter(|&b| b != a) {
-            let covered = wrong.iter().all(|token| tokens[a].contains(token) || tokens[b].contains(token));
-            if covered {
-                out.push((
-                    tokens[a].union(&tokens[b]).filter(|token| !wrong.contains(token)).count(),
-                    [a, b],
-                ));
-            }
-        }
-    }
-    out.sort();
-    out.into_iter().map(|(_, pair)| pair).collect()
 }

@@ -10,6 +10,7 @@ use crate::report::Tried;
 pub mod between;
 mod described;
 pub mod diagnosis;
+mod exchanged_experts;
 mod guessed;
 pub mod injected;
 pub mod others;

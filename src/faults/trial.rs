@@ -17,7 +17,7 @@ use crate::ops::{Args, Source, rule};
 /// A value that is passed on unchanged is rounded at most once.
 const PASSED_ROUNDINGS: f64 = 1.0;
 /// Bounds are derived for right nodes; a mistaken one may round a few operations more.
-const SLACK: f64 = 4.0;
+pub const SLACK: f64 = 4.0;
 /// What a node may have been computed in besides the likeliest, at most: each costs a computation of it.
 const OTHERS_MAX: usize = 7;
 /// Share of the squared error that a mistake seen in the values alone, or one that is computed in full, accounts for.

@@ -102,6 +102,7 @@ fn mistakes_between_modules_are_named_in_every_step() {
         ("attn.scale=0.19@2", "blk.2.attn_out", "attn.scale", "scaled by 0.19,"),
         ("attn.scale=0.1785@2", "blk.2.attn_out", "attn.scale", "scaled by 0.1785,"),
         ("attn.scale=0.175@2", "blk.2.attn_out", "attn.scale", "scaled by 0.175,"),
+        ("attn.clamp=2", "blk.0.attn_out", "attn.clamp", "beyond ±2 are"),
         ("attn.softcap=30@1", "blk.1.attn_out", "attn.softcap", "soft-capped at 30,"),
         ("rope.partial=16,32", "blk.0.attn_out", "rope.partial", "with frequencies of 32"),
         ("residual.parallel@1", "blk.1.norm#2", "residual.parallel", ""),
