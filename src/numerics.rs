@@ -41,6 +41,15 @@ pub enum Storage {
     Bf16,
 }
 
+/// Keys and values in eight bits, at scales of an engine's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EightBits {
+    /// Numbers with an exponent: e4m3 or e5m2.
+    Fp8,
+    /// Whole numbers.
+    Int8,
+}
+
 impl Storage {
     /// The nearest number of this type.
     pub fn nearest(self, value: f32) -> f32 {
@@ -66,6 +75,8 @@ pub struct Numerics {
     pub storage: Storage,
     /// Keys and values in the cache.
     pub kv: Storage,
+    /// The same where they are kept in eight bits.
+    pub eight_bits: Option<EightBits>,
     /// Whether attention is computed online, tile by tile (llama.cpp: `FLASH_ATTN_EXT`).
     pub flash: bool,
 }
@@ -88,6 +99,8 @@ const PRODUCTS: [(Products, &str); 7] = [
 ];
 const STORAGE: [(Storage, &str); 3] = [(Storage::F32, "f32"), (Storage::F16, "f16"), (Storage::Bf16, "bf16")];
 
+const EIGHT_BITS: [(EightBits, &str); 2] = [(EightBits::Fp8, "fp8"), (EightBits::Int8, "int8")];
+
 fn spelling<T: PartialEq>(table: &[(T, &'static str)], value: &T) -> &'static str {
     table.iter().find(|(v, _)| v == value).map_or("?", |(_, name)| name)
 }
@@ -103,6 +116,9 @@ impl fmt::Display for Numerics {
             if storage != Storage::F32 {
                 write!(f, " {key}={}", spelling(&STORAGE, &storage))?;
             }
+        }
+        if let Some(bits) = self.eight_bits {
+            write!(f, " kv={}", spelling(&EIGHT_BITS, &bits))?;
         }
         if self.flash { f.write_str(" flash=on") } else { Ok(()) }
     }
@@ -126,7 +142,11 @@ impl FromStr for Numerics {
                 || parsed(&STORAGE, value).ok_or_else(|| format!("`{word}`: the type is f32, f16 or bf16"));
             match (key, value) {
                 ("storage", _) => numerics.storage = storage()?,
-                ("kv", _) => numerics.kv = storage()?,
+                ("kv", "fp8" | "int8") => numerics.eight_bits = parsed(&EIGHT_BITS, value),
+                ("kv", _) => {
+                    let types = |text| format!("{text}; a cache may be fp8 or int8 too");
+                    numerics.kv = storage().map_err(types)?;
+                }
                 ("flash", "on") => numerics.flash = true,
                 ("flash", "off") => numerics.flash = false,
                 _ => return Err(format!("`{word}` is none of storage=TYPE, kv=TYPE, flash=on")),
@@ -142,9 +162,15 @@ mod tests {
 
     #[test]
     fn spelling_round_trips() {
-        for text in
-            ["f32", "f64", "bf16 storage=bf16 kv=bf16", "llama-cpu kv=f16 flash=on", "llama-vulkan kv=f16"]
-        {
+        for text in [
+            "f32",
+            "f64",
+            "f32 kv=int8",
+            "bf16 storage=bf16 kv=fp8",
+            "bf16 storage=bf16 kv=bf16",
+            "llama-cpu kv=f16 flash=on",
+            "llama-vulkan kv=f16",
+        ] {
             assert_eq!(text.parse::<Numerics>().unwrap().to_string(), text);
         }
         assert!("f33".parse::<Numerics>().is_err());

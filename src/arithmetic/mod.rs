@@ -8,10 +8,12 @@ pub mod backend;
 pub mod cache_blocks;
 pub mod cuda_blocks;
 pub mod narrow;
+mod packed;
 pub mod product;
 pub mod round;
 
 pub use backend::Hypothesis;
+pub use packed::Packed;
 
 use crate::numerics::Storage;
 
@@ -38,6 +40,10 @@ pub struct Arithmetic {
     pub narrow: Storage,
     /// What keys and values are kept in, where a graph does not say it.
     pub cache: Storage,
+    /// What they are kept as where that is no type of single numbers.
+    pub packed: Option<Packed>,
+    /// What becomes of values on their way to the type that they are kept in.
+    pub storing: Storing,
     /// What values were rounded to only when they were recorded: the producer went on with better ones.
     pub recorded: Option<Storage>,
     /// In how many parts products with weights are summed (by ranks, or columns side by side): each part, and each sum of
@@ -54,6 +60,8 @@ pub enum Operands {
     VecDot,
     /// As candle on a CPU: blocks like llama.cpp's, of another largest quant; sums in f32.
     Candle,
+    /// Rows of activations to whole numbers of eight bits, a scale each; sums in f32.
+    Rows,
     /// Both sides to this, sums in f32: the matrix units of GPUs.
     Both(Narrow),
     /// CUDA's kernels on integers (MMQ, MMVQ); sums in f32.
@@ -75,6 +83,9 @@ pub enum Narrow {
     Tf32,
     /// To 11 significant bits towards zero: the other bits are not looked at.
     Tf32Cut,
+    /// To the sum of two bf16, the nearest and what is left of it: a product of two such sums is three of bf16, since that of
+    /// the lesser parts is left out (XLA's `HIGH`, oneMKL's `float_to_bf16x3`).
+    Pair,
 }
 
 /// Which kernels on integers.
@@ -256,6 +267,18 @@ pub enum Sums {
     Double,
 }
 
+/// What becomes of a value that is stored in a narrow type.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Storing {
+    /// The nearest number.
+    #[default]
+    Nearest,
+    /// The bits that the type lacks are cut off: the next number towards zero.
+    Cut,
+    /// The nearest number, or 0 where that is no normal one of f16.
+    Flushed,
+}
+
 /// How elementary functions are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Functions {
@@ -287,6 +310,8 @@ impl Arithmetic {
         functions: Functions::Library,
         narrow: Storage::F32,
         cache: Storage::F32,
+        packed: None,
+        storing: Storing::Nearest,
         recorded: None,
         parts: 1,
     };
@@ -303,13 +328,20 @@ impl Arithmetic {
         functions: Functions::Library,
         narrow: Storage::F32,
         cache: Storage::F32,
+        packed: None,
+        storing: Storing::Nearest,
         recorded: None,
         parts: 1,
     };
 
+    /// Whether attention rounds keys and values as it reads them: not those of f32 that a cache of eight bits is decoded to.
+    pub fn rounds_cache(&self) -> bool {
+        matches!(self.flash, Flash::Rounded(..)) && (self.packed.is_none() || self.cache != Storage::F32)
+    }
+
     /// Whether a device's roundings are followed.
     pub fn is_of_a_device(&self) -> bool {
-        !matches!(self.operands, Operands::Exact | Operands::VecDot | Operands::Candle)
+        !matches!(self.operands, Operands::Exact | Operands::VecDot | Operands::Candle | Operands::Rows)
             || matches!(self.flash, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(_) | Flash::Rounded(..))
     }
 }

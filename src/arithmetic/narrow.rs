@@ -14,15 +14,17 @@ impl Narrow {
             Narrow::Bf16 => each(values, |value| f64::from(bf16(value as f32))),
             Narrow::Tf32 => each(values, |value| f64::from(tf32(value as f32))),
             Narrow::Tf32Cut => each(values, |value| f64::from(tf32_cut(value as f32))),
+            Narrow::Pair => each(values, |value| f64::from(pair(value as f32))),
         }
     }
 
-    /// Whether it has every number of a type: TF32 has the significant bits of f16 and the exponents of bf16.
+    /// Whether it has every number of a type: TF32 has the significant bits of f16 and the exponents of bf16, and so have two
+    /// bf16.
     pub fn holds(self, dtype: DType) -> bool {
         match self {
             Narrow::F16 => dtype == DType::F16,
             Narrow::Bf16 => dtype == DType::BF16,
-            Narrow::Tf32 | Narrow::Tf32Cut => matches!(dtype, DType::F16 | DType::BF16),
+            Narrow::Tf32 | Narrow::Tf32Cut | Narrow::Pair => matches!(dtype, DType::F16 | DType::BF16),
         }
     }
 
@@ -33,6 +35,7 @@ impl Narrow {
             Narrow::Bf16 => Rounding::Bf16,
             Narrow::Tf32 => Rounding::Tf32,
             Narrow::Tf32Cut => Rounding::Tf32Cut,
+            Narrow::Pair => Rounding::Pair,
         }
     }
 }
@@ -67,12 +70,33 @@ pub fn half(value: f64) -> f64 {
     if value.is_nan() { value } else { limited }
 }
 
+/// To the nearest multiple of a power of two, halves to the even one, of magnitudes below 2^51 of them.
+pub fn nearest_of(value: f64, step: f64) -> f64 {
+    /// 1.5·2^52
+    const SHIFT: f64 = 6_755_399_441_055_744.0;
+    ((value / step + SHIFT) - SHIFT) * step
+}
+
 /// To the nearest of 8 significant bits, halves to the even one.
 #[inline(always)]
 pub fn bf16(value: f32) -> f32 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) & !0xffff;
     if value.is_nan() { value } else { f32::from_bits(rounded) }
+}
+
+/// To the nearest bf16 and the nearest one of what that leaves: their sum.
+#[inline(always)]
+pub fn pair(value: f32) -> f32 {
+    let high = bf16(value);
+    if high.is_finite() { high + bf16(value - high) } else { high }
+}
+
+/// The lesser part of such a sum.
+#[inline(always)]
+pub fn lesser(value: f64) -> f64 {
+    let high = bf16(value as f32);
+    if high.is_finite() { f64::from(bf16(value as f32 - high)) } else { 0.0 }
 }
 
 /// Mantissa bits of f32 that TF32 does not have.

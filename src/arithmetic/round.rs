@@ -31,10 +31,14 @@ pub enum Rounding {
     Q8K,
     /// As Q8_K in candle: the largest value is -128 of d, and what has the other sign is 127 at most.
     CandleQ8K,
+    /// Whole rows: x ≈ d·q, d = max|x| / 127 in f32.
+    Q8Row,
     /// To 11 significant bits, the nearest ones.
     Tf32,
     /// To 11 significant bits, towards zero.
     Tf32Cut,
+    /// To the sum of two bf16.
+    Pair,
     /// As a kernel of CUDA on integers does it.
     Cuda(Blocks),
 }
@@ -85,12 +89,14 @@ impl Rounding {
         }
     }
 
-    /// Values that share one scale, 1 where each is rounded alone.
-    pub fn block(self) -> usize {
+    /// Values of a row of `width` that share one scale, 1 where each is rounded alone.
+    pub fn block(self, width: usize) -> usize {
         match self {
-            Rounding::None | Rounding::F16 | Rounding::Bf16 | Rounding::Tf32 | Rounding::Tf32Cut => 1,
+            Rounding::None | Rounding::F16 | Rounding::Bf16 => 1,
+            Rounding::Tf32 | Rounding::Tf32Cut | Rounding::Pair => 1,
             Rounding::Q8_0 | Rounding::Q8_1 => SMALL_BLOCK,
             Rounding::Q8K | Rounding::CandleQ8K => LARGE_BLOCK,
+            Rounding::Q8Row => width.max(1),
             Rounding::Cuda(blocks) => blocks.columns(),
         }
     }
@@ -136,7 +142,7 @@ pub struct Tie {
 /// Rounds activations x (T, I). A width that is no whole number of blocks is left as it is: ggml has no
 /// such product.
 pub fn activations<S: Scalar>(rounding: Rounding, x: View<'_, S>) -> Rounded<S> {
-    let block = rounding.block();
+    let block = rounding.block(x.cols);
     let blocks = if rounding == Rounding::Q8_1 { x.cols / block } else { 0 };
     let mut rounded = Rounded {
         values: x.to_matrix(),
@@ -153,17 +159,20 @@ pub fn activations<S: Scalar>(rounding: Rounding, x: View<'_, S>) -> Rounded<S> 
         Rounding::Bf16 => store(Storage::Bf16, &mut rounded.values.data),
         Rounding::Tf32 => Narrow::Tf32.store(&mut rounded.values.data),
         Rounding::Tf32Cut => Narrow::Tf32Cut.store(&mut rounded.values.data),
+        Rounding::Pair => Narrow::Pair.store(&mut rounded.values.data),
         Rounding::Cuda(blocks) => return cuda_blocks::activations(blocks, x),
-        Rounding::Q8_0 | Rounding::Q8_1 | Rounding::Q8K | Rounding::CandleQ8K => vectorized(
-            #[inline(always)]
-            || {
-                for row in 0..x.rows {
-                    for b in 0..x.cols / block {
-                        quantize(rounding, row, b, &mut rounded);
+        Rounding::Q8_0 | Rounding::Q8_1 | Rounding::Q8K | Rounding::CandleQ8K | Rounding::Q8Row => {
+            vectorized(
+                #[inline(always)]
+                || {
+                    for row in 0..x.rows {
+                        for b in 0..x.cols / block {
+                            quantize(rounding, row, b, &mut rounded);
+                        }
                     }
-                }
-            },
-        ),
+                },
+            )
+        }
     }
     rounded
 }
@@ -199,6 +208,14 @@ pub fn store<S: Scalar>(storage: Storage, values: &mut [S]) {
     }
 }
 
+/// The least normal number of f16.
+pub const NORMAL_F16: f64 = 1.0 / 16_384.0;
+
+/// What numbers of f16 become where those that are not normal are 0.
+pub fn flush<S: Scalar>(values: &mut [S]) {
+    narrow::each(values, |value| if value.abs() < NORMAL_F16 { 0.0 } else { value });
+}
+
 /// The type that a producer stores decoded weights in before it multiplies: with f16 or bf16 products, whose matrix
 /// units take both sides in that type, it is theirs. llama.cpp on the CPU multiplies what is stored.
 pub fn weight_storage(products: Products) -> Storage {
@@ -215,7 +232,7 @@ pub fn weight_storage(products: Products) -> Storage {
 /// sign that Q8_K gives to its scale cancels.
 #[inline(always)]
 fn quantize<S: Scalar>(rounding: Rounding, row: usize, b: usize, out: &mut Rounded<S>) {
-    let block = rounding.block();
+    let block = rounding.block(out.values.cols);
     let x = &mut out.values.row_mut(row)[b * block..(b + 1) * block];
     let max = x.iter().fold(0f32, |max, x| max.max_nan(x.to_f32().abs()));
     if max == 0.0 {
@@ -231,7 +248,7 @@ fn quantize<S: Scalar>(rounding: Rounding, row: usize, b: usize, out: &mut Round
         (true, false) => (-CANDLE_MAX, QUANT_MAX),
     };
     let (scale, exact_scale) = match rounding {
-        Rounding::Q8K | Rounding::CandleQ8K => (1.0 / inverse, 1.0 / inverse),
+        Rounding::Q8K | Rounding::CandleQ8K | Rounding::Q8Row => (1.0 / inverse, 1.0 / inverse),
         _ => (to_f16(max / QUANT_MAX), max / QUANT_MAX),
     };
     let mut sum = 0f32;
@@ -276,14 +293,22 @@ pub fn half_steps(rounding: Rounding, x: &Matrix<f64>) -> Matrix<f64> {
         Rounding::Bf16 => {
             out.data.iter_mut().for_each(|x| *x = x.abs() / f64::from(1 << bf16::MANTISSA_DIGITS))
         }
+        Rounding::Pair => {
+            out.data.iter_mut().for_each(|x| *x = x.abs() / f64::from(1 << (2 * bf16::MANTISSA_DIGITS)))
+        }
         // As wide as f16; cut off, a step is a whole one.
         Rounding::Tf32 | Rounding::Tf32Cut => {
             let steps = if rounding == Rounding::Tf32 { 1.0 } else { 2.0 };
             let unit = steps / f64::from(1 << f16::MANTISSA_DIGITS);
             out.data.iter_mut().for_each(|x| *x = x.abs() * unit);
         }
-        Rounding::Q8_0 | Rounding::Q8_1 | Rounding::Q8K | Rounding::CandleQ8K | Rounding::Cuda(_) => {
-            for block in out.data.chunks_mut(rounding.block()) {
+        Rounding::Q8_0
+        | Rounding::Q8_1
+        | Rounding::Q8K
+        | Rounding::CandleQ8K
+        | Rounding::Q8Row
+        | Rounding::Cuda(_) => {
+            for block in out.data.chunks_mut(rounding.block(x.cols)) {
                 let max = block.iter().fold(0f64, |max, x| max.max_nan(x.abs()));
                 // Half a quant, and what d loses in f16.
                 let step = max / f64::from(QUANT_MAX) / 2.0;
@@ -313,9 +338,10 @@ mod tests {
     #[test]
     fn a_quant_is_within_half_a_step() {
         let x: Vec<f32> = (0..256).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.013).collect();
-        for rounding in [Rounding::Q8_0, Rounding::Q8_1, Rounding::Q8K] {
-            for (block, values) in
-                x.chunks(rounding.block()).zip(rounded(rounding, &x).values.data.chunks(rounding.block()))
+        for rounding in [Rounding::Q8_0, Rounding::Q8_1, Rounding::Q8K, Rounding::Q8Row] {
+            for (block, values) in x
+                .chunks(rounding.block(256))
+                .zip(rounded(rounding, &x).values.data.chunks(rounding.block(256)))
             {
                 let step = f64::from(block.iter().fold(0f32, |m, x| m.max(x.abs())) / 127.0);
                 for (x, value) in block.iter().zip(values) {

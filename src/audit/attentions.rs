@@ -88,7 +88,8 @@ pub fn with_operands(declared: Option<Numerics>) -> Vec<Arithmetic> {
         });
         std::iter::once(products(narrow)).chain(attentions)
     };
-    operands(declared).into_iter().flat_map(each).collect()
+    let several = operands(declared).into_iter().filter(|(_, narrow)| *narrow != Narrow::Pair);
+    several.flat_map(each).collect()
 }
 
 /// Whether an engine may have llama.cpp's attention.

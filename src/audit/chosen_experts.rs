@@ -8,7 +8,7 @@ use crate::engine::op_by_op::{Node, Unknown, Values, own};
 use crate::ops::Args;
 
 /// llama.cpp's name for the order of a layer's experts, and for the first of it, which engines record.
-const ORDER: &str = "ffn_moe_argsort";
+pub const ORDER: &str = "ffn_moe_argsort";
 const CHOSEN: &str = "ffn_moe_topk";
 
 /// The order of all experts of which an engine tells only those that it chose: these come first.
@@ -64,6 +64,26 @@ pub fn settled(node: &Node<'_>, args: &Args<'_, f64>) -> Option<Vec<f64>> {
         }
     }
     Some(order)
+}
+
+/// An order by scores that leave a doubt, and the same with the last expert that is chosen in the place of the first that is not,
+/// in rows in which rounding decides between these two. The order of those that are chosen decides nothing.
+pub fn either(node: &Node<'_>, args: &Args<'_, f64>) -> Option<[Vec<f64>; 2]> {
+    let graph = &node.program.graph;
+    let width = args.shape[3];
+    let scores = args.get(0)?.values();
+    let off = node.carried.first().and_then(Option::as_ref).map(|carried| &carried.error);
+    let order = own(node, Ok(args)).ok()?.data;
+    let chosen = read(graph, node.id, width);
+    let mut other = order.clone();
+    for (row, order) in other.chunks_mut(width.max(1)).enumerate().filter(|_| (1..width).contains(&chosen)) {
+        let [last, next] = [chosen - 1, chosen].map(|place| row * width + order[place] as usize);
+        let off = off.map_or(0.0, |off| off[last] + off[next]);
+        if !((scores[last] - scores[next]).abs() > off) {
+            order.swap(chosen - 1, chosen);
+        }
+    }
+    Some([order, other])
 }
 
 /// How many of the first places of an order are read.

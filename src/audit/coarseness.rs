@@ -2,9 +2,9 @@
 
 use super::attentions::{ATTENTIONS, LLAMA_ATTENTION, name_of_cache};
 use super::node::{IN_F32, ON_CPU};
-use super::storage_types::{IN_BETTER, ON_CANDLE, PRODUCTS};
+use super::storage_types::{IN_BETTER, IN_ROWS, ON_CANDLE, PRODUCTS};
 use crate::numerics::Storage;
-use crate::ops::bound::{UNIT_F16, UNIT_F32, storage_unit, unit_of};
+use crate::ops::bound::{UNIT_BF16, UNIT_F16, UNIT_F32, storage_unit, unit_of};
 
 /// Unit roundoff of the narrowest type that an arithmetic rounds to; `None` of kernels of devices, which round what their
 /// weights ask for.
@@ -20,6 +20,8 @@ pub fn coarseness(name: &str) -> Option<f64> {
         "values and weights in bf16" | "values rounded to bf16 when they were recorded" => {
             Some(storage_unit(Storage::Bf16))
         }
+        // A row's scale is that of its largest value.
+        name if name == IN_ROWS.name => Some(UNIT_BF16),
         _ => None,
     })
 }

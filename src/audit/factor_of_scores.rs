@@ -12,6 +12,7 @@ use std::collections::HashSet;
 use parity_graph::Op;
 
 use super::storage_types::{STEPS, is_followed};
+use crate::arithmetic::{Arithmetic, Packed};
 use crate::numerics::Storage;
 use crate::ops::Args;
 use crate::ops::bound::{CONFIDENCE, storage_unit};
@@ -19,6 +20,11 @@ use crate::ops::flash::in_common;
 
 /// [`CONFIDENCE`] roundings that are uniform in ± 1 are so many standard deviations: √3 each.
 const DEVIATIONS: f64 = CONFIDENCE * 1.732_050_807_568_877_2;
+
+/// The type that keys and values are rounded to at a scale, which is bounded.
+pub fn bounded_cache(arithmetic: &Arithmetic) -> Option<Storage> {
+    arithmetic.packed.and_then(Packed::bounded_by)
+}
 
 /// What the errors of a node have in common with either direction, over what rounding explains of that, each with an element
 /// where it shows. Nothing of nodes but attention in a narrow type at whose steps nobody knows what is rounded, and nothing
@@ -29,8 +35,10 @@ pub fn over(
     [recorded, exact]: [&[f64]; 2],
     looked_at: &dyn Fn(usize) -> bool,
 ) -> Vec<(usize, f64)> {
-    let kept = args.arithmetic.narrow;
-    if *op != Op::FlashAttn || kept == Storage::F32 || is_followed(op, args.arithmetic) {
+    let bounded = bounded_cache(args.arithmetic);
+    let kept = bounded.unwrap_or(args.arithmetic.narrow);
+    let is_followed = bounded.is_none() && is_followed(op, args.arithmetic);
+    if *op != Op::FlashAttn || kept == Storage::F32 || is_followed {
         return Vec::new();
     }
     let width = args.shape[3].max(1);

@@ -167,6 +167,11 @@ impl Finding {
         self.diagnosis = other.diagnosis.or(self.diagnosis.take());
     }
 
+    /// Takes back what it was named.
+    pub fn forget_names(&mut self) {
+        self.diagnosis = None;
+    }
+
     /// Adds what a diagnosis says of it in a step.
     pub fn diagnosed(&mut self, names: Names) {
         self.diagnosis = Some(Agreed::with(self.diagnosis.take(), names));

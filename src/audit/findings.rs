@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use indexmap::IndexMap;
 
 use super::Finding;
+use crate::arithmetic::Storing;
 use crate::checkpoint::Checkpoint;
 use crate::dump::{Recording, Unfinite};
 use crate::gguf::Loaded;
@@ -20,6 +21,8 @@ pub struct Findings {
     pub nodes: IndexMap<Checkpoint, Finding>,
     /// What the producer rounds as it loads it.
     pub loaded: Loaded,
+    /// What becomes of values that it stores in a narrow type.
+    pub storing: Storing,
 }
 
 impl Findings {

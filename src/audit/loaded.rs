@@ -26,7 +26,7 @@ const LEFT_ALONE: f64 = 0.01;
 const WEIGHT_MAX: usize = 1 << 23;
 
 /// What is looked at of a node: its recorded rows at some positions.
-type Sampled = (Checkpoint, BTreeSet<u32>);
+pub(super) type Sampled = (Checkpoint, BTreeSet<u32>);
 
 /// What a producer rounds as it loads it, where most of the nodes that are looked at show it, since one may be wrong, or most of
 /// the vectors that show anything; and the model file as it reads it.
@@ -173,7 +173,7 @@ impl Compared {
 }
 
 /// Some recorded nodes of a kind, each with positions that were recorded of it.
-fn sampled(
+pub(super) fn sampled(
     steps: &dyn Steps,
     graphs: &[(usize, &Labelled)],
     most: usize,

@@ -35,6 +35,7 @@ mod named;
 mod needed;
 mod newest;
 mod node;
+mod open_choices;
 mod order;
 mod parts;
 mod passes;
@@ -61,6 +62,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use parity_graph::{Id, Op};
 
+use crate::arithmetic::Storing;
 use crate::arithmetic::backend::Backend;
 use crate::checkpoint::Checkpoint;
 use crate::engine::op_by_op::{Conductor, Node, Unknown, Value, own};
@@ -91,7 +93,7 @@ pub use prompt::Prompt;
 use replay::Replayed;
 pub use replay::{Across, Replay, Said};
 pub use rows::Arrangement;
-pub use storage_types::{PRODUCTS, products};
+pub use storage_types::{IN_ROWS, PRODUCTS, products};
 pub use suspect::Suspect;
 
 use devices::Devices;
@@ -249,6 +251,7 @@ impl Conductor<f64> for Auditor<'_> {
             let width = rows.map(|_| expected);
             return Ok(Err(self.findings.at(checkpoint).does_not_fit(checkpoint, &recorded.shape, width)));
         };
+        let arranged = arranged.up_to(rows::columns(self.steps, self.step));
         // What was cut of a matrix is masked: whatever stands there, nothing that follows reads it.
         let own_values = || own(node, args).map(|values| values.data).unwrap_or_default();
         let cut = std::cell::OnceCell::new();
@@ -313,10 +316,13 @@ impl Auditor<'_> {
         if self.assumed.is_hopeless(kept, &recorded.values) {
             tried.truncate(1);
         }
+        let (tried, centred) = self.assumed.as_stored(self.steps, (kept, recorded), tensor, (tried, values));
+        let (mut tried, values) = (tried, &*centred);
         let finding = self.findings.at(checkpoint);
         finding.row_shape = recorded.shape.get(1..).unwrap_or_default().to_vec();
         if let (Some(pending), Ok(args)) = (&mut self.pending, args)
             && values.len() == recorded.values.len()
+            && self.assumed.storing == Storing::Nearest
             && self.steps.is_chosen(None)
             && pending.takes(node, checkpoint, args, recorded, &tried)
         {

@@ -300,7 +300,7 @@ fn by_values(
             note(&mut held, element, over);
         }
     }
-    if carried.is_none() {
+    if carried.is_none() || factor_of_scores::bounded_cache(args.arithmetic).is_some() {
         for (element, over) in factor_of_scores::over(&rule.op, args, [recorded, &exact], sight.looked_at) {
             note(&mut held, element, over);
         }

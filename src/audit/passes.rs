@@ -5,7 +5,9 @@
 //! engine computes nodes of one kind alike in all layers. One that lies far from the others of its kind, which are explained,
 //! is no arithmetic of the engine but a mistake.
 
+mod packed;
 mod plainer;
+mod stored;
 mod taken;
 mod unlike;
 
@@ -23,7 +25,7 @@ use super::{
     Auditor, Findings, How, Labelled, Naming, Steps, attentions, cut_out, kinds, lost_steps, order,
     shown_products, simulate, storage_types,
 };
-use crate::arithmetic::Arithmetic;
+use crate::arithmetic::{Arithmetic, Packed, Storing};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::engine::op_by_op::Machine;
 use crate::error::Result;
@@ -46,6 +48,10 @@ pub struct Assumed {
     pub may_be_better: bool,
     /// Kinds of nodes that may have been computed in any attention, where they were recorded; `None`: all kinds.
     any_attention: Option<HashSet<Kind>>,
+    /// What becomes of values that are stored in a narrow type.
+    pub storing: Storing,
+    /// What keys and values are kept as, where attention shows it.
+    packed: Option<(&'static str, Packed)>,
 }
 
 impl Assumed {
@@ -151,7 +157,17 @@ impl<'a> Passes<'a> {
         let (kept, shown) = (Storage::F32, Storage::F32);
         let unseen = Unseen { attention: usual, products: None, parts: 1, recorded: None };
         let may_be_better = true;
-        let mut assumed = Assumed { rounds: true, kept, shown, unseen, may_be_better, any_attention: none };
+        let (storing, packed) = (Storing::Nearest, None);
+        let mut assumed = Assumed {
+            rounds: true,
+            kept,
+            shown,
+            unseen,
+            may_be_better,
+            any_attention: none,
+            storing,
+            packed,
+        };
         if steps.is_own_graph() {
             let mut findings = self.run(&assumed, how.wants)?;
             cut_out::judge(steps, graphs, how.wants, &mut findings);
@@ -184,7 +200,12 @@ impl<'a> Passes<'a> {
         if assumed.kept != Storage::F32 {
             self.products(&mut assumed, &mut findings)?;
         }
+        self.stored(&mut assumed, &mut findings)?;
+        self.packed(&mut assumed, &mut findings, true)?;
         self.name(&assumed, &mut findings)?;
+        unlike::unname(&mut findings);
+        self.packed(&mut assumed, &mut findings, false)?;
+        self.doubt_eight_bits(&assumed, &mut findings)?;
         Ok((assumed, findings))
     }
 

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use super::{Finding, Findings, How, Labelled, Steps, Tensor, loaded, passes, reads};
+use super::{Finding, Findings, How, Labelled, Steps, Tensor, loaded, open_choices, passes, reads};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use crate::gguf::Gguf;
@@ -37,6 +37,14 @@ pub fn audit(
 
 fn judged(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf, how: &How<'_>) -> Result<Findings> {
     let mut findings = passes::audit(steps, graphs, gguf, how)?;
+    if let Some(chosen) = open_choices::told(steps, graphs, gguf, &findings)? {
+        let wants = |id: Checkpoint| chosen.sums.contains(&id);
+        let again = passes::audit(&chosen, graphs, gguf, &How { wants: &wants, ..*how })?;
+        for (id, mut found) in again.nodes.into_iter().filter(|(id, found)| wants(*id) && found.judged > 0) {
+            found.bridged.extend(open_choices::order_of(id));
+            findings.nodes.insert(id, found);
+        }
+    }
     let wrong = findings.all_wrong();
     let reads = reads(graphs);
     let wrong_inputs = |id: &Checkpoint| -> Vec<Checkpoint> {

@@ -2,8 +2,14 @@
 
 use std::borrow::Cow;
 
-use super::Tensor;
+use super::{Steps, Tensor};
 use crate::ops::source::contiguous;
+
+/// Columns of attention matrices up to the last position of a step: a producer's own graph may have others in use.
+pub fn columns(steps: &dyn Steps, step: usize) -> usize {
+    let last = steps.positions(step).into_iter().max().filter(|_| !steps.is_own_graph());
+    last.map_or(usize::MAX, |last| last as usize + 1)
+}
 
 /// How the elements of a node lie in a recorded tensor, and which tokens they belong to.
 pub struct Arrangement {
@@ -11,7 +17,7 @@ pub struct Arrangement {
     shape: [usize; 4],
     /// Strides of the recorded tensor for the axes of the node; 0 where it is cut.
     strides: [usize; 4],
-    /// Extents of the recorded tensor in the order of the node's axes.
+    /// Extents of what is looked at of the recorded tensor, in the order of the node's axes.
     recorded: [usize; 4],
     /// The axis of the token rows, if there is one.
     axis: Option<usize>,
@@ -99,6 +105,15 @@ impl Arrangement {
         fits.then_some(Arrangement { shape, strides, recorded: shape, axis, positions, matrix, leading })
     }
 
+    /// The same, of an attention matrix without the columns of no position that lie behind so many: whatever stands there.
+    #[must_use]
+    pub fn up_to(mut self, positions: usize) -> Arrangement {
+        if self.matrix {
+            self.recorded[3] = self.recorded[3].min(positions);
+        }
+        self
+    }
+
     /// Whether it is such a one.
     fn has_streams(&self) -> bool {
         self.axis.is_none() && self.leading.is_none() && self.strides != contiguous(self.shape)
@@ -132,7 +147,9 @@ impl Arrangement {
         if let Some(leading) = self.leading {
             return values[..leading].to_vec();
         }
-        let mut out = vec![S::default(); self.recorded.iter().product()];
+        let whole = || self.recorded.iter().product();
+        let elements = if self.matrix { self.recorded[1] * self.strides[1] } else { whole() };
+        let mut out = vec![S::default(); elements];
         self.each(|at, index| {
             if let Some(at) = at {
                 out[at] = values[index];
@@ -161,10 +178,10 @@ impl Arrangement {
 
     /// Row `row` of values as they are recorded.
     pub fn row<'a, S: Copy>(&self, values: &'a [S], row: usize) -> Cow<'a, [S]> {
-        let [_, heads, rows, cached] = self.recorded;
         if self.matrix {
-            let of_head = |head: usize| &values[(head * rows + row) * cached..][..cached];
-            return (0..heads).flat_map(of_head).copied().collect();
+            let [_, of_head, cached, _] = self.strides;
+            let of_head = |head: usize| &values[head * of_head + row * cached..][..cached];
+            return (0..self.recorded[1]).flat_map(of_head).copied().collect();
         }
         let width = values.len() / self.positions.len().max(1);
         Cow::Borrowed(&values[row * width..][..width])
@@ -301,6 +318,17 @@ mod tests {
         let unknown = Arrangement::new([1, 2, 3, 8], None, true, &recorded).unwrap();
         assert_eq!(unknown.index(8 + 1), [0, 2, 1]);
         assert!(Arrangement::new([1, 2, 3, 8], Some(1), true, &recorded).is_none());
+    }
+
+    #[test]
+    fn columns_of_no_position_are_not_looked_at() {
+        let recorded = tensor(&[2, 3, 4], &[0, 1, 2]);
+        let arranged = Arrangement::new([1, 2, 3, 8], Some(2), true, &recorded).unwrap().up_to(3);
+        let node = arranged.of_node(&recorded.values, |element| -(element as f64));
+        assert_eq!(node[8..12], [4.0, 5.0, 6.0, -11.0]);
+        assert_eq!((arranged.is_recorded(8 + 2), arranged.is_recorded(8 + 3)), (true, false));
+        assert_eq!(*arranged.row(&recorded.values, 1), [4.0, 5.0, 6.0, 7.0, 16.0, 17.0, 18.0, 19.0]);
+        assert_eq!(arranged.of_rows(&node)[4..8], [4.0, 5.0, 6.0, 0.0]);
     }
 
     #[test]

@@ -19,8 +19,7 @@ use crate::arithmetic::round::Tie;
 use crate::arithmetic::{Arithmetic, Flash, Hypothesis};
 use crate::engine::op_by_op::compute;
 use crate::numerics::Storage;
-use crate::ops::bound::UNIT_F16;
-use crate::ops::bound::storage_unit;
+use crate::ops::bound::{UNIT_F16, storage_unit};
 use crate::ops::flash::{SUMS, Signed};
 use crate::ops::{Args, Check, Problem, Rule};
 
@@ -138,9 +137,9 @@ fn of_product(
             continue;
         }
         let group = problem.group().unwrap_or(0);
-        let read = |rows: Range<usize>, out: &mut [f32]| problem.read(meeting.matrix, rows, out);
+        let read = |rows: Range<usize>, out: &mut [f32]| problem.read_columns(meeting.matrix, rows, out);
         let minima = |rows: Range<usize>, out: &mut [f64]| problem.minima(meeting.matrix, rows, group, out);
-        let (cols, apart) = (problem.x.values.cols, problem.is_apart());
+        let (cols, apart) = (problem.columns(), problem.is_apart());
         let rows = Rows { count: m, cols, group, apart, read: &read, minima: &minima };
         let draws = if common.is_some() { DRAWS } else { 1 };
         let sums = SignedSum::of(&rows, draws);
@@ -166,7 +165,7 @@ fn is_explained(
     let rounded = &problem.x;
     let excess = if rounded.sums.cols > 0 { single(rounded.sums.row(x)) } else { Vec::new() };
     let ties: Vec<&Tie> = rounded.ties.iter().filter(|tie| tie.row == x).collect();
-    let (x, recorded) = (single(rounded.values.row(x)), single(recorded));
+    let (x, recorded) = (problem.row(x), single(recorded));
     explained(first, &x, &excess, &ties, &recorded, &[], rounds)
         && common.is_none_or(|unit| is_to_scale(all, &x, &excess, &recorded, unit))
 }

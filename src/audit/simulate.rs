@@ -19,7 +19,7 @@ use super::needed::needed;
 use super::stored::Narrowed;
 use super::{Labelled, Steps, chosen_experts};
 use super::{attentions, lost_steps, storage_types};
-use crate::arithmetic::{Arithmetic, Flash, Operands};
+use crate::arithmetic::{Arithmetic, Flash, Narrow, Operands};
 use crate::checkpoint::Checkpoint;
 use crate::engine::op_by_op::{Conductor, Machine, Node, Unknown, Value, compute};
 use crate::error::Result;
@@ -152,6 +152,9 @@ fn possible(
         _ => one,
     };
     let tried = tried.chain(attentions::with_operands(steps.declared()).into_iter().map(beside_shown));
+    // What an engine rarely has comes last.
+    let in_pairs = steps.declared().is_none().then(|| storage_types::products(Narrow::Pair));
+    let tried = tried.chain(in_pairs);
     let tried: Vec<Arithmetic> =
         tried.filter(|one| shown.is_none_or(|shown| one.operands == shown)).collect();
     let with = |cache: Storage| tried.iter().map(move |one| with_cache(*one, cache)).collect::<Vec<_>>();

@@ -11,11 +11,11 @@ use super::attentions::{self, attends, of_cache, reads_cache};
 use super::node::{self, Hypothesis};
 use super::parts;
 use super::{Labelled, Steps};
-use crate::arithmetic::{Arithmetic, Flash, Functions, Narrow, Operands};
+use crate::arithmetic::round::NORMAL_F16;
+use crate::arithmetic::{Arithmetic, Flash, Functions, Narrow, Operands, Packed, Storing};
 use crate::gguf::DType;
 use crate::numerics::{Numerics, Products, Storage};
-use crate::ops::bound::storage_unit;
-use crate::ops::bound::{SUBNORMAL_F16, storage, unit_of};
+use crate::ops::bound::{SUBNORMAL_F16, UNIT_BF16, UNIT_F16, storage, storage_unit, unit_of};
 use crate::ops::source::Data;
 use crate::ops::{Args, Rule, Source, scales_of_rows};
 
@@ -26,6 +26,11 @@ pub const STEPS: f64 = 3.0;
 pub fn widen(rule: &Rule, args: &Args<'_, f64>, exact: &[f64], bound: &mut [f64]) {
     if let Some(dtype) = narrow(args.arithmetic.narrow) {
         bound.iter_mut().zip(exact).for_each(|(bound, y)| *bound += storage(dtype, *y));
+        if args.arithmetic.storing == Storing::Flushed {
+            let is_flushed = |y: f64| y.abs() < NORMAL_F16 * (1.0 + UNIT_F16);
+            let small = bound.iter_mut().zip(exact).filter(|(_, y)| is_flushed(**y));
+            small.for_each(|(bound, y)| *bound += y.abs());
+        }
         add_roots(args.arithmetic.narrow, &rule.op, args, exact, bound);
         parts::widen(&rule.op, args, exact, bound);
         if !is_one_step(&rule.op) && !is_followed(&rule.op, args.arithmetic) {
@@ -189,11 +194,12 @@ pub fn shown(steps: &dyn Steps, graphs: &[(usize, &Labelled)]) -> Storage {
 }
 
 /// Types that matrix units take both sides in, whatever values are kept in.
-pub const PRODUCTS: [(&str, Narrow); 4] = [
+pub const PRODUCTS: [(&str, Narrow); 5] = [
     ("matmuls with f16 operands", Narrow::F16),
     ("matmuls with bf16 operands", Narrow::Bf16),
     ("matmuls with TF32 operands", Narrow::Tf32),
     ("matmuls with TF32 operands, cut", Narrow::Tf32Cut),
+    ("matmuls as three products of bf16", Narrow::Pair),
 ];
 
 /// Of these types those that an engine may round the operands of its products to.
@@ -202,7 +208,9 @@ pub fn operands(declared: Option<Numerics>) -> Vec<(&'static str, Narrow)> {
         None => true,
         Some(Products::F16 | Products::LlamaCuda | Products::LlamaVulkan) => narrow == Narrow::F16,
         Some(Products::Bf16) => narrow == Narrow::Bf16,
-        Some(Products::LlamaCpu | Products::F32 | Products::F64) => false,
+        // Three products of bf16 stand for one of f32.
+        Some(Products::F32) => narrow == Narrow::Pair,
+        Some(Products::LlamaCpu | Products::F64) => false,
     };
     PRODUCTS.into_iter().filter(|(_, narrow)| may(*narrow)).collect()
 }
@@ -212,6 +220,13 @@ pub const ON_CANDLE: &str = "candle's CPU kernels";
 
 /// Products as candle computes them on a CPU, which rounds activations to blocks of its own.
 pub const CANDLE: Arithmetic = Arithmetic { operands: Operands::Candle, ..Arithmetic::EXACT };
+
+/// Products whose activations are quantised as they come, each row with a scale (W8A8 engines, with weights as the file has
+/// them).
+pub const IN_ROWS: Hypothesis = Hypothesis {
+    name: "matmuls with activations in int8, a scale for each row",
+    arithmetic: Arithmetic { operands: Operands::Rows, ..Arithmetic::EXACT },
+};
 
 /// Unit roundoff of the narrowest type that an arithmetic keeps values or operands in.
 pub fn unit(arithmetic: &Arithmetic) -> f64 {
@@ -319,6 +334,31 @@ pub fn readings(kept: Storage) -> Option<[&'static str; 2]> {
     }
 }
 
+/// What attention may be computed in over keys and values that are kept so, by an engine that keeps its values in a type: it
+/// reads them as they are or rounded to that type.
+pub fn over_packed(
+    kept: Storage,
+    declared: Option<Numerics>,
+    (name, packed): (&'static str, Packed),
+) -> Vec<Hypothesis> {
+    let in_narrow = attentions::in_narrow(kept, declared).into_iter().map(|one| one.arithmetic);
+    let in_narrow: Vec<Arithmetic> = in_narrow.filter(|one| one.cache == kept).collect();
+    let read = |cache| in_narrow.iter().map(move |one| Arithmetic { cache, ..*one });
+    // Rounding in any order beside that hides most mistakes.
+    let is_any = kept == Storage::F32 || packed == Packed::Eight;
+    let in_any = is_any.then_some(Arithmetic { narrow: kept, ..Arithmetic::EXACT });
+    let as_type = read(kept).filter(|_| kept != Storage::F32);
+    let all = read(Storage::F32).chain(as_type).chain(in_any);
+    all.map(|one| Hypothesis { name, arithmetic: Arithmetic { packed: Some(packed), ..one } }).collect()
+}
+
+/// Values as they lie in the middle of what may have become them where bits were cut off to bf16.
+pub fn centred(values: &[f64]) -> Vec<f64> {
+    let half =
+        |x: f64| if x == 0.0 || !x.is_finite() { 0.0 } else { UNIT_BF16 * x.abs().log2().floor().exp2() };
+    values.iter().map(|x| x + half(*x).copysign(*x)).collect()
+}
+
 /// What else an engine that is not llama.cpp may compute a node in; `kept` is the type that its recorded values are
 /// all numbers of. What was `declared` holds for products.
 pub fn hypotheses(
@@ -334,6 +374,7 @@ pub fn hypotheses(
         }
         let all = operands(declared).into_iter();
         more.extend(all.map(|(name, narrow)| Hypothesis { name, arithmetic: products(narrow) }));
+        more.extend(declared.is_none().then_some(IN_ROWS));
     }
     if let Some(functions) = of_functions(op) {
         more.extend(functions);

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use parity_graph::Op;
 
-use super::storage_types::{STEPS, is_one_step, is_rounded, narrow};
-use crate::arithmetic::{Arithmetic, Flash, round};
+use super::storage_types::{self, STEPS, is_one_step, is_rounded, narrow};
+use crate::arithmetic::{Arithmetic, Flash, Packed, Storing, round};
 use crate::engine::op_by_op::Carried;
 use crate::gguf::DType;
 use crate::numerics::Storage;
@@ -29,8 +29,18 @@ impl Narrowed {
             let kept = kept_in(op, slot, source, arithmetic)?;
             let mut values = source.values().into_owned();
             round::store(kept, &mut values);
+            if arithmetic.storing == Storing::Flushed {
+                round::flush(&mut values);
+            }
             Some((values, source.shape()))
         };
+        let packed = |slot: usize, source: &Source<'_, f64>| {
+            let packed = packed_in(op, slot, arithmetic)?;
+            let (mut values, shape) = (source.values().into_owned(), source.shape());
+            packed.keep(shape[3], &mut values, &mut vec![0.0; shape.iter().product()]);
+            Some((values, shape))
+        };
+        let rounded = |slot: usize, source| packed(slot, source).or_else(|| rounded(slot, source));
         let slots = args.sources.iter().enumerate();
         let by_type = *op == Op::FlashAttn
             && matches!(arithmetic.flash, Flash::ByRow | Flash::Split(_) | Flash::NativeF16);
@@ -49,27 +59,22 @@ impl Narrowed {
     ) -> Cow<'b, [Option<Carried>]> {
         let mut out = Cow::Borrowed(carried);
         for (slot, source) in args.sources.iter().enumerate() {
+            if let Some((source, packed)) = source.as_ref().zip(packed_in(op, slot, arithmetic)) {
+                let all = out.to_mut();
+                all.resize(all.len().max(slot + 1), None);
+                all[slot] = Some(held_in(packed, source, all[slot].take(), arithmetic));
+                continue;
+            }
             let source = source.as_ref().filter(|_| carried.get(slot).is_some_and(Option::is_some));
-            let rounded = self.slots.get(slot).and_then(Option::as_ref);
-            let Some(((source, (rounded, _)), kept)) =
-                source.zip(rounded).and_then(|both| Some((both, kept_in(op, slot, both.0, arithmetic)?)))
+            let is_rounded = self.slots.get(slot).is_some_and(Option::is_some);
+            let Some((source, kept)) = source
+                .filter(|_| is_rounded)
+                .and_then(|source| Some((source, kept_in(op, slot, source, arithmetic)?)))
             else {
                 continue;
             };
             let Some(Some(Carried { error, .. })) = out.to_mut().get_mut(slot) else { continue };
-            let values = source.values();
-            let moved = |sign: f64| {
-                let ends = values.iter().zip(error.iter()).map(|(value, error)| value + sign * error);
-                let mut ends: Vec<f64> = ends.collect();
-                round::store(kept, &mut ends);
-                ends
-            };
-            let ends = moved(-1.0).into_iter().zip(moved(1.0));
-            let apart = ends.zip(rounded).map(|((low, high), value)| match (high - value, value - low) {
-                (up, down) if up >= down => up,
-                (_, down) => down,
-            });
-            *error = apart.collect();
+            *error = stored_apart(kept, &source.values(), error);
         }
         out
     }
@@ -131,6 +136,51 @@ impl Narrowed {
         }
         sources
     }
+}
+
+/// What keys and values of attention are kept as, where that is no type of single numbers.
+fn packed_in(op: &Op, slot: usize, arithmetic: &Arithmetic) -> Option<Packed> {
+    arithmetic.packed.filter(|_| *op == Op::FlashAttn && (1..3).contains(&slot))
+}
+
+/// How far what such a cache holds may be from what its producer's does. An engine of a narrow type may round that once more as
+/// it is read: where its roundings are followed, to either side of what is not known.
+fn held_in(
+    packed: Packed,
+    source: &Source<'_, f64>,
+    known: Option<Carried>,
+    arithmetic: &Arithmetic,
+) -> Carried {
+    let mut values = source.values().into_owned();
+    let Carried { mut error, through } =
+        known.unwrap_or_else(|| Carried { error: vec![0.0; values.len()], through: Vec::new() });
+    packed.keep(source.shape()[3], &mut values, &mut error);
+    let Arithmetic { narrow, cache, .. } = *arithmetic;
+    match storage_types::is_followed(&Op::FlashAttn, arithmetic) {
+        true if cache != Storage::F32 => error = stored_apart(cache, &values, &error),
+        true => {}
+        false => {
+            let rounding = |value: &f64| storage_types::rounding(narrow, *value);
+            error.iter_mut().zip(&values).for_each(|(error, value)| *error += rounding(value));
+        }
+    }
+    Carried { error, through }
+}
+
+/// How far values may be from what they are in a type, where each is off by an error before.
+fn stored_apart(kept: Storage, values: &[f64], error: &[f64]) -> Vec<f64> {
+    let moved = |sign: f64| {
+        let mut ends: Vec<f64> =
+            values.iter().zip(error).map(|(value, error)| value + sign * error).collect();
+        round::store(kept, &mut ends);
+        ends
+    };
+    let [low, own, high] = [-1.0, 0.0, 1.0].map(moved);
+    let apart = low.into_iter().zip(own).zip(high).map(|((low, own), high)| match (high - own, own - low) {
+        (up, down) if up >= down => up,
+        (_, down) => down,
+    });
+    apart.collect()
 }
 
 /// The type that an arithmetic rounds a source to before it is read; `None` where it is read as it lies in memory.

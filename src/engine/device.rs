@@ -96,12 +96,20 @@ pub fn is_present(device: &Device) -> bool {
 }
 
 /// An engine on a device for `graph`, which may carry injected mistakes.
+///
+/// # Errors
+/// A GPU that is not there, an arithmetic that no engine computes with.
 pub fn open<'m>(
     device: &Device,
     model: &'m Model,
     graph: Graph,
     numerics: Numerics,
 ) -> Result<Box<dyn Engine + 'm>> {
+    if numerics.eight_bits.is_some() {
+        return Err(Error::new("--numerics", "no engine of parity keeps keys and values in eight bits")
+            .expected("kv=f32, kv=f16 or kv=bf16")
+            .found(numerics));
+    }
     match device {
         Device::Auto if cuda::suits(numerics) => cuda::open(&device.gpus(), model, graph, numerics),
         Device::Auto | Device::Cpu => Ok(match numerics.products {

@@ -149,6 +149,7 @@ pub fn unit_of(narrow: Narrow) -> f64 {
         Narrow::F16 | Narrow::Tf32 => UNIT_F16,
         Narrow::Bf16 => UNIT_BF16,
         Narrow::Tf32Cut => 2.0 * UNIT_F16,
+        Narrow::Pair => UNIT_BF16 * UNIT_BF16,
     }
 }
 

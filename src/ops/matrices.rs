@@ -6,6 +6,7 @@
 mod carry;
 mod form;
 mod half_sums;
+mod pairs;
 mod settle;
 
 use std::borrow::Cow;
@@ -17,9 +18,9 @@ use super::bound::{SUBNORMAL_F16, TINY_F32, UNIT_F16, UNIT_F32, accumulation};
 use super::source::{Args, Data, Source};
 use crate::arithmetic::cache_blocks;
 use crate::arithmetic::cuda_blocks::{Blocks, Form};
-use crate::arithmetic::product::{group_sums, product};
+use crate::arithmetic::product::{group_sums, multiply};
 use crate::arithmetic::round::{self, Rounded, Rounding};
-use crate::arithmetic::{Arithmetic, HalfSums, Narrow, Operands};
+use crate::arithmetic::{Arithmetic, HalfSums, Narrow, Operands, Storing};
 use crate::error::{Error, Result};
 use crate::gguf::{self, DType};
 use crate::numerics::{Products, Storage};
@@ -37,8 +38,6 @@ const TILE_ROWS_MIN: usize = 64;
 const TILE_ROWS_MAX: usize = 512;
 /// Values of f32 in a line of a processor's cache.
 const LINE: usize = 16;
-/// Fewer rows than this are packed instead of the matrix that they meet.
-const FEW_ROWS: usize = 64;
 /// Magnitudes are scaled to 1 before f32 squares them; a square below this share of the largest is lost.
 const LOST: f64 = 1.0 / (1u64 << 62) as f64;
 /// The rounding of a value and of the same value moved a little: two errors in quadrature.
@@ -60,6 +59,8 @@ pub struct Problem<'b, 'a, S> {
     pub x: Rounded<S>,
     /// What was rounded to.
     pub rounding: Rounding,
+    /// The lesser parts of those rows, where operands are sums of two.
+    lesser: Option<Matrix<S>>,
     /// What the matrices are rounded to.
     weights: Option<Narrow>,
     /// How a kernel on integers multiplies the matrices.
@@ -70,6 +71,8 @@ pub struct Problem<'b, 'a, S> {
     unordered: bool,
     /// What weights are read in.
     pub narrow: Storage,
+    /// Whether those that are no normal numbers of f16 are 0.
+    flushes: bool,
     /// Every row of the result is in one of them.
     pub meetings: Vec<Meeting>,
     /// Rows of the result.
@@ -95,6 +98,7 @@ pub fn rounding_of(arithmetic: &Arithmetic, weight: DType) -> Rounding {
             Storage::Bf16 => Rounding::Bf16,
         },
         Operands::Candle => Rounding::of_candle(weight),
+        Operands::Rows => Rounding::Q8Row,
         Operands::VecDot => Rounding::of(Products::LlamaCpu, weight),
         Operands::Both(narrow) => narrow.rounding(),
         Operands::Blocks(kernel) => {
@@ -118,7 +122,7 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
         let rounding = rounding_of(args.arithmetic, weight.dtype);
         let (mut weights, mut form, mut half_sums) = (None, None, None);
         match args.arithmetic.operands {
-            Operands::Exact | Operands::Candle | Operands::VecDot => {}
+            Operands::Exact | Operands::Candle | Operands::Rows | Operands::VecDot => {}
             Operands::Both(narrow) => weights = Some(narrow),
             Operands::Blocks(kernel) => form = Blocks::of(kernel, weight.dtype).map(|(_, how)| how),
             Operands::Half(sums) => (weights, half_sums) = (Some(Narrow::F16), Some(sums)),
@@ -140,9 +144,24 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
             },
             _ => round::activations(rounding, View::new(a * b * c, k, &values)),
         };
+        let lesser = pairs::lesser(rounding, View::new(a * b * c, k, &other.values()));
         let rows = args.shape[..3].iter().product();
         let narrow = args.arithmetic.narrow;
-        Ok(Problem { weight, x, rounding, weights, form, half_sums, unordered, narrow, meetings, rows })
+        let flushes = args.arithmetic.storing == Storing::Flushed;
+        Ok(Problem {
+            weight,
+            x,
+            rounding,
+            lesser,
+            weights,
+            form,
+            half_sums,
+            unordered,
+            narrow,
+            flushes,
+            meetings,
+            rows,
+        })
     }
 
     /// Outputs of one matrix.
@@ -173,6 +192,7 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
             let excess = self.run(self.x.sums.view(), minima, |value, _| value);
             out.iter_mut().zip(excess).for_each(|(out, excess)| *out += excess);
         }
+        self.without_lesser(&mut out);
         out
     }
 
@@ -193,6 +213,14 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
 
     /// Rows of a matrix in any precision, as the arithmetic has them.
     pub fn read<T: Scalar>(&self, matrix: usize, rows: Range<usize>, out: &mut [T]) {
+        self.decode(matrix, rows, out);
+        if let Some(narrow) = self.weights {
+            narrow.store(out);
+        }
+    }
+
+    /// The same before its values are rounded as operands.
+    fn decode<T: Scalar>(&self, matrix: usize, rows: Range<usize>, out: &mut [T]) {
         let [_, b, c, k] = self.weight.shape();
         match &self.weight.data {
             Data::Weight(weight) => {
@@ -202,6 +230,9 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
                     form::apply(form, self.weight.dtype, stored, out);
                 }
                 round::store(self.narrow, out);
+                if self.flushes {
+                    round::flush(out);
+                }
             }
             Data::Values(values) => {
                 let [outer, inner, along, across] = values.strides;
@@ -227,9 +258,6 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
                     form::apart(self.weight.dtype, group, out);
                 }
             }
-        }
-        if let Some(narrow) = self.weights {
-            narrow.store(out);
         }
     }
 
@@ -397,27 +425,6 @@ fn gather<'x, T: Scalar>(x: View<'x, T>, pairs: &[(usize, usize)]) -> Cow<'x, [T
         return Cow::Borrowed(x.after(*first).first(pairs.len()).data);
     }
     pairs.iter().flat_map(|(row, _)| x.row(*row)).copied().collect()
-}
-
-/// x·wᵀ, (T, rows): w (rows, k).
-fn multiply<T: Scalar>(w: &[T], rows: usize, k: usize, x: View<'_, T>) -> Vec<T> {
-    let mut out = vec![T::ZERO; x.rows * rows];
-    if k == 0 || out.is_empty() {
-        return out;
-    }
-    if x.rows >= FEW_ROWS {
-        // SAFETY: `out` holds (T, rows), row-major with stride `rows`; `w` and `x` are as wide as `k`.
-        unsafe { product(out.as_mut_ptr(), rows, w, rows, k, k, x) };
-        return out;
-    }
-    // As w·xᵀ only x, the smaller one, has to be packed.
-    let mut columns = vec![T::ZERO; out.len()];
-    // SAFETY: `columns` holds (rows, T), row-major with stride T.
-    unsafe { product(columns.as_mut_ptr(), x.rows, x.data, x.rows, k, k, View::new(rows, k, w)) };
-    for (o, column) in columns.chunks_exact(x.rows).enumerate() {
-        column.iter().enumerate().for_each(|(t, value)| out[t * rows + o] = *value);
-    }
-    out
 }
 
 /// An error that is no number, or infinite, is larger than any value: what is 0 times it stays 0.

@@ -5,9 +5,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use parity_graph::Op;
 use parity_graph::known::is_weight;
 
-use crate::arithmetic::Narrow;
 use crate::arithmetic::backend::{Backend, untested};
-use crate::audit::{ATTENTIONS, Findings, LLAMA_ATTENTION, Labelled, PRODUCTS, coarsest, name_of_cache};
+use crate::arithmetic::{Narrow, Packed, Storing};
+use crate::audit::{
+    ATTENTIONS, Findings, IN_ROWS, LLAMA_ATTENTION, Labelled, PRODUCTS, coarsest, name_of_cache,
+};
 use crate::checkpoint::Checkpoint;
 use crate::gguf::Loaded;
 use crate::numerics::{Numerics, Storage};
@@ -37,6 +39,7 @@ pub fn notes(
         coarser(side, graphs, findings),
         other_cache(side, findings, declared),
         narrow_weights(side, findings),
+        storing(side, findings),
     ];
     all.into_iter().flatten().chain(on_untested(side, graphs)).collect()
 }
@@ -57,6 +60,16 @@ fn narrow_weights(side: &str, findings: &Findings) -> Option<String> {
     (!said.is_empty()).then(|| format!("{said}, as all that read them show: it was judged with them"))
 }
 
+/// That values are not stored as the nearest numbers of their type.
+fn storing(side: &str, findings: &Findings) -> Option<String> {
+    let how = match findings.storing {
+        Storing::Nearest => return None,
+        Storing::Cut => "cuts off the bits that bf16 lacks, as sums of two values show",
+        Storing::Flushed => "stores 0 for numbers of f16 that are not normal, as none was recorded",
+    };
+    Some(format!("{side} {how}: it was judged so"))
+}
+
 /// Of each backend that a side was computed on and that there is no recording of: that nobody tested what it is judged by.
 fn on_untested(side: &str, graphs: &[(usize, &Labelled)]) -> Vec<String> {
     let tensors = graphs.iter().flat_map(|(_, labelled)| &labelled.program.graph.tensors);
@@ -73,8 +86,7 @@ fn other_cache(side: &str, findings: &Findings, declared: Option<Numerics>) -> O
     let said = declared.map(|numerics| numerics.kv);
     let types = [Storage::F32, Storage::F16, Storage::Bf16].into_iter();
     let others = types.filter(|kv| *kv != said.unwrap_or_default());
-    let of = |kv: Storage| {
-        let name = name_of_cache(kv);
+    let of = |name: &'static str| {
         let is_healthy = |id: &Checkpoint| {
             let finding = findings.nodes.get(id).filter(|finding| finding.is_healthy());
             finding.is_some_and(|finding| finding.computed_in.contains(name))
@@ -82,16 +94,20 @@ fn other_cache(side: &str, findings: &Findings, declared: Option<Numerics>) -> O
         let ids: Vec<Checkpoint> = findings.order.iter().copied().filter(is_healthy).collect();
         (!ids.is_empty()).then_some((name, ids))
     };
+    let packed = Packed::ALL.into_iter().map(|(name, _)| name);
     let found: Vec<String> = others
+        .map(name_of_cache)
+        .chain(packed)
         .filter_map(of)
         .map(|(name, ids)| format!("{name}: {} ({})", count(ids.len(), "node"), shown(&ids)))
         .collect();
     if found.is_empty() {
         return None;
     }
-    let said = match said {
+    let said = match declared {
         None => "which it does not declare".to_owned(),
-        Some(kv) => format!("though it declares {}", name_of_cache(kv)),
+        Some(Numerics { eight_bits: Some(_), .. }) => "of which it declares no more than that".to_owned(),
+        Some(numerics) => format!("though it declares {}", name_of_cache(numerics.kv)),
     };
     Some(format!("{side} was taken to cache {}, {said}: nothing else explains them", found.join("; ")))
 }
@@ -137,16 +153,20 @@ fn sentence(side: &str, graphs: &[(usize, &Labelled)], findings: &Findings) -> O
 /// Whether an arithmetic of an engine that brings no graph is coarser than f32.
 fn is_coarse(name: &str) -> bool {
     let of_attention = name == LLAMA_ATTENTION || ATTENTIONS.iter().any(|(known, _)| *known == name);
-    of_attention || narrow_product(name).is_some()
+    of_attention || name == IN_ROWS.name || PRODUCTS.iter().any(|(known, _)| *known == name)
 }
 
-/// The fault that a product with operands in a narrower type than others of its kind is.
+/// The fault that a product with operands in a narrower type than others of its kind is; none where it stands for one of f32.
 fn narrow_product(name: &str) -> Option<&'static str> {
+    if name == IN_ROWS.name {
+        return Some("activations in int8");
+    }
     let (_, narrow) = PRODUCTS.iter().find(|(known, _)| *known == name)?;
     Some(match narrow {
         Narrow::F16 => "precision.f16_operands",
         Narrow::Bf16 => "precision.bf16_operands",
         Narrow::Tf32 | Narrow::Tf32Cut => "precision.tf32",
+        Narrow::Pair => return None,
     })
 }
 
@@ -164,6 +184,7 @@ pub fn weigh_precision(
     let mut marked: HashMap<Checkpoint, bool> = of_few.map(|id| (id, false)).collect();
     let declared =
         declared.filter(|words| words.contains("kv=")).and_then(|words| words.parse::<Numerics>().ok());
+    let declared = declared.filter(|numerics| numerics.eight_bits.is_none());
     let units = declared.map(|numerics| storage_unit(numerics.kv));
     for id in &findings.order {
         let Some(finding) = findings.nodes.get(id).filter(|finding| finding.is_healthy()) else { continue };

@@ -35,7 +35,13 @@ fn record(model: &Path, dump: &Path) {
     let mut writer = writer(model, dump, "llama.cpp");
     let number = Some(writer.graph(&text::write(&graph)).unwrap());
     let step = Step { tokens: &tokens, first: 0, graph: &graph, number, given: &given };
-    let how = How { kept: Element::F32, mistake: &|_, _| None, some: &|_| true, written: &|_, _| {} };
+    let how = How {
+        kept: Element::F32,
+        mistake: &|_, _| None,
+        some: &|_| true,
+        written: &|_, _| {},
+        stores: |x| x,
+    };
     step.record(&mut Machine::<f64>::new(&gguf, Arithmetic::EXACT), &mut writer, &how);
     writer.finish().unwrap();
 }

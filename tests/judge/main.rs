@@ -9,6 +9,7 @@ mod caches;
 mod cuda_caches;
 mod cut_out;
 mod declared;
+mod emulated;
 mod engines;
 mod foreign_weights;
 mod formulas;

@@ -125,6 +125,55 @@ fn experts_under_autocast_round_between_what_is_recorded_of_them() {
     }
 }
 
+/// A mixture of two experts of which one is chosen; where they are `alike`, by router weights of the same scores.
+fn of_two_experts(model: &Path, alike: bool) {
+    const USED: &[u8] = b"qwen3moe.expert_used_count";
+    fill_with(&head("qwen3moe-moe"), model, |x| x);
+    let mut file = std::fs::read(model).unwrap();
+    // Behind the key lies its type, and behind that a number of 32 bits.
+    let used = file.windows(USED.len()).position(|window| window == USED).unwrap() + USED.len() + 4;
+    file[used] = 1;
+    let gguf = Gguf::open(model).unwrap();
+    for info in gguf.tensors().filter(|info| alike && info.name.ends_with("ffn_gate_inp.weight")) {
+        let bytes = gguf.tensor(&info.name).unwrap().bytes;
+        let at = file.windows(bytes.len()).position(|window| window == bytes).unwrap();
+        let (first, second) = file[at..][..bytes.len()].split_at_mut(bytes.len() / 2);
+        second.copy_from_slice(first);
+    }
+    drop(gguf);
+    std::fs::write(model, file).unwrap();
+}
+
+/// Where the scores of two experts are alike an engine may choose either, and need not record which: what follows the experts tells.
+/// One that takes another expert is wrong all the same.
+#[test]
+fn a_choice_between_experts_that_are_alike_is_told_by_what_follows() {
+    let folder = tempfile::tempdir().unwrap();
+    let is_shown = |id: Checkpoint| {
+        let name = id.to_string();
+        !name.contains("ffn_moe") && !name.contains("_exps")
+            || name.ends_with("ffn_moe_logits")
+            || name.ends_with("ffn_moe_out")
+    };
+    for (alike, wanted) in [(true, (0, "")), (false, (1, "blk.1.layer_out"))] {
+        let [model, dump] = ["model.gguf", "dump"].map(|name| folder.path().join(format!("{alike}-{name}")));
+        of_two_experts(&model, alike);
+        let shape = Shape::step(0, 12, 12, true, Cache::F32);
+        let graph = build(&Gguf::open(&model).unwrap(), shape).unwrap().graph;
+        let mistake = |id: Checkpoint, args: &Args<'_, f64>| {
+            let order = || compute::<f64>(rule(&Op::Argsort).unwrap(), args).unwrap();
+            let mut order = (id.to_string() == "blk.1.ffn_moe_argsort").then(order)?;
+            order.chunks_mut(2).step_by(3).for_each(<[f64]>::reverse);
+            Some(order)
+        };
+        record_some(&model, &graph, &dump, &mistake, &is_shown);
+        undeclare(&dump);
+        without_graph(&dump);
+        let found = audit(&dump, &model, &["--allow-missing"]);
+        assert_eq!((found.code, &found.first[..]), wanted, "{alike}: {}", found.report["reason"]);
+    }
+}
+
 #[test]
 fn a_prefill_and_decode_steps_may_be_computed_by_kernels_that_round_weights_otherwise() {
     const MODEL: &str = "reference-dumps/models/qwen2-tiny-py-Q4_K_M.gguf";

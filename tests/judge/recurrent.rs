@@ -138,8 +138,13 @@ impl Case {
             };
             let (number, given) = (Some(number), given(tokens));
             let of_step = Step { tokens, first, graph: &graph, number, given: &given };
-            let how =
-                record::How { kept: Element::F32, mistake: &|_, _| None, some: &|_| true, written: &scan };
+            let how = record::How {
+                kept: Element::F32,
+                mistake: &|_, _| None,
+                some: &|_| true,
+                written: &scan,
+                stores: |x| x,
+            };
             of_step.record(&mut machine, &mut writer, &how);
             first += count;
         }

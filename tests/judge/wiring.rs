@@ -200,7 +200,13 @@ fn a_mask_that_shows_other_cells_is_the_divergence() {
         let mut writer = record::writer(&case.model(), &dump, "llama.cpp");
         let number = Some(writer.graph(&text::write(&graph)).unwrap());
         let step = Step { tokens: &tokens, first: 0, graph: &graph, number, given: &given };
-        let how = How { kept: Element::F32, mistake: &|_, _| None, some: &|_| true, written: &|_, _| {} };
+        let how = How {
+            kept: Element::F32,
+            mistake: &|_, _| None,
+            some: &|_| true,
+            written: &|_, _| {},
+            stores: |x| x,
+        };
         step.record(&mut Machine::<f64>::new(&gguf, Arithmetic::EXACT), &mut writer, &how);
         writer.finish().unwrap();
         dump

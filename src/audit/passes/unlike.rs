@@ -1,11 +1,13 @@
 //! Attention of one layer that nothing but rounding in any order explains, where in most layers its steps are followed: an
 //! engine computes nodes of one kind alike in all layers, and what rounding in any order explains hides most mistakes.
 
+use super::super::coarseness;
 use super::super::finding::{Finding, MISTAKES_SHOW};
 use super::super::storage_types::readings;
 use super::Findings;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::numerics::Storage;
+use crate::ops::bound::UNIT_F32;
 
 /// What such an attention needs.
 const NEEDS: &str = "attn_scores and attn_probs: what explains attention in the other layers does not explain it, and \
@@ -30,5 +32,78 @@ pub fn doubt(findings: &mut Findings) {
     for id in unlike {
         let finding = findings.at(id);
         *finding = finding.as_undecided(NEEDS);
+    }
+}
+
+/// Up to how many times its bound a node is barely wrong.
+const BARELY: f64 = 2.0;
+/// Share of the error that a mistake leaves nothing but rounding of.
+const WHOLLY: f64 = 0.999;
+
+/// Takes the name of a mistake from a node that is barely wrong, where it leaves more than f32 rounds and the same node of
+/// other layers is explained by a coarser arithmetic alone: what such an arithmetic rounds looks like many mistakes then.
+pub fn unname(findings: &mut Findings) {
+    let is_coarse = |finding: &Finding| {
+        let mut names = finding.computed_in.iter();
+        names.all(|name| coarseness(name).is_some_and(|unit| unit > UNIT_F32))
+            && !finding.computed_in.is_empty()
+    };
+    let is_uncertain = |(id, finding): &(&Checkpoint, &Finding)| {
+        let others =
+            || findings.nodes.iter().filter(|(other, one)| other.kind() == id.kind() && one.is_healthy());
+        let explains = finding.diagnosis().0.first().map(|first| first.explains);
+        finding.is_wrong()
+            && finding.over() <= BARELY
+            && explains.is_some_and(|explains| explains < WHOLLY)
+            && others().next().is_some()
+            && others().all(|(_, one)| is_coarse(one))
+    };
+    let uncertain = findings.nodes.iter().filter(is_uncertain).map(|(id, _)| *id);
+    for id in uncertain.collect::<Vec<Checkpoint>>() {
+        findings.at(id).forget_names();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::audit::node::{Held, nothing};
+    use crate::audit::{Arrangement, Named, Names};
+    use crate::report::Diagnosis;
+
+    fn attention(over: f64, computed_in: Option<&'static str>, explains: Option<f64>) -> Finding {
+        let mut finding = Finding::default();
+        let held = Held { over, computed_in, ..nothing() };
+        finding.add(held, &Arrangement::of_tokens([1, 1, 1, 1], 2, vec![0]), 1);
+        let named = explains.map(|explains| {
+            let fault = "attn.clamp".to_owned();
+            let diagnosis = Diagnosis { fault: fault.clone(), explains, text: fault.clone(), fix: None };
+            Named { diagnosis, spelling: fault, left: 1.0, rest: 0.0, reaches: None, values: 0 }
+        });
+        finding.diagnosed(Names { found: named.into_iter().collect(), ..Names::default() });
+        finding
+    }
+
+    /// Whether attention of a layer keeps the name that it was given, beside that of two others.
+    fn keeps_name(over: f64, explains: f64, others: [&'static str; 2]) -> bool {
+        let id = |layer: usize| format!("blk.{layer}.attn_ctx").parse::<Checkpoint>().unwrap();
+        let mut findings = Findings::default();
+        for (layer, name) in others.into_iter().enumerate() {
+            findings.nodes.insert(id(layer), attention(0.5, Some(name), None));
+        }
+        findings.nodes.insert(id(2), attention(over, None, Some(explains)));
+        unname(&mut findings);
+        !findings.nodes[&id(2)].diagnosis().0.is_empty()
+    }
+
+    #[test]
+    fn what_is_barely_wrong_among_coarse_nodes_has_no_uncertain_name() {
+        let (coarse, plain) = ("attention with f16 operands", "nothing but f32 rounding");
+        assert!(!keeps_name(1.2, 0.972, [coarse, coarse]));
+        for (over, explains, others) in
+            [(9.0, 0.972, [coarse; 2]), (1.2, 0.99999, [coarse; 2]), (1.2, 0.972, [coarse, plain])]
+        {
+            assert!(keeps_name(over, explains, others), "{over}, {explains}, {others:?}");
+        }
     }
 }

@@ -77,9 +77,13 @@ pub fn supported(numerics: Numerics) -> Result<Numerics> {
         Products::F32 if numerics.storage == Storage::F32 && numerics.kv != Storage::Bf16 => {
             Ok(Numerics { flash: true, ..numerics })
         }
-        Products::F16 if numerics.storage != Storage::Bf16 && numerics.kv != Storage::Bf16 => {
-            Ok(Numerics { products: Products::F16, storage: Storage::F16, kv: Storage::F16, flash: true })
-        }
+        Products::F16 if numerics.storage != Storage::Bf16 && numerics.kv != Storage::Bf16 => Ok(Numerics {
+            products: Products::F16,
+            storage: Storage::F16,
+            kv: Storage::F16,
+            flash: true,
+            ..Numerics::default()
+        }),
         _ => Err(error("the GPU engine does not compute with this arithmetic")
             .expected("f32 (exact), `f32 kv=f16`, or f16 (fast: tensor cores)")
             .found(numerics)

@@ -140,7 +140,9 @@ fn query_steps(args: &Args<'_, f64>, attention: &Attention<'_, '_, f64>) -> Opti
 /// A value of K or V that is moved before it is rounded may be rounded to the next number.
 fn step_beside(attention: &Attention<'_, '_, f64>, error: f64, value: f64) -> f64 {
     match attention.kind {
-        Flash::Rounded(narrow, ..) if error > 0.0 => 2.0 * (unit_of(narrow) * value.abs() + least_of(narrow)),
+        Flash::Rounded(narrow, ..) if error > 0.0 && attention.narrows => {
+            2.0 * (unit_of(narrow) * value.abs() + least_of(narrow))
+        }
         _ => 0.0,
     }
 }

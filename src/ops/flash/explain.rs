@@ -9,7 +9,7 @@ use super::super::source::Args;
 use super::row::{Attention, QueryRow, Seen};
 use super::running::followed;
 use super::sums::Off;
-use crate::arithmetic::round::{Rounding, Tie};
+use crate::arithmetic::round::{NORMAL_F16, Rounding, Tie};
 use crate::arithmetic::{Flash, Narrow, Weights};
 use crate::scalar::{in_lanes, vectorized};
 
@@ -103,12 +103,9 @@ fn score_error(attention: &Attention<'_, '_, f64>, row: &QueryRow, seen: &Seen) 
     let first = attention.ties.partition_point(|tie| tie.row < query);
     let ties = attention.ties[first..].iter().take_while(|tie| tie.row == query);
     let tied = |tie: &Tie| {
-        let start = tie.col / attention.rounding.block() * attention.rounding.block();
-        let of_sum = if tie.sum == 0.0 {
-            0.0
-        } else {
-            tie.sum * attention.minimum(&k[start..start + attention.rounding.block()])
-        };
+        let block = attention.rounding.block(q.len());
+        let start = tie.col / block * block;
+        let of_sum = if tie.sum == 0.0 { 0.0 } else { tie.sum * attention.minimum(&k[start..start + block]) };
         scale * ((tie.value * k[tie.col]).abs() + of_sum.abs())
     };
     let of_key = || attention.k.row(attention.cached(attention.k, row.at, seen.position));
@@ -213,10 +210,12 @@ pub fn rounded_weights(
 ) -> Vec<f64> {
     let width = attention.v.shape()[3];
     let (unit, least) = (unit_of(narrow), least_of(narrow));
+    // Where numbers that are not normal are 0, the least normal one may be as well.
+    let is_open = |p: f64| attention.flushes && (p / NORMAL_F16 - 1.0).abs() <= 2.0 * unit;
     let (mut sum, mut square) = (vec![0.0; width], vec![0.0; width]);
     for (seen, p) in row.seen.iter().zip(p) {
         for (d, v) in attention.value(row.at, seen.position).iter().enumerate() {
-            let off = (unit * p + least) * v.abs();
+            let off = (unit * p + least + if is_open(*p) { *p } else { 0.0 }) * v.abs();
             sum[d] += off;
             square[d] += off * off;
         }

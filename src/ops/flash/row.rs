@@ -9,7 +9,7 @@ use super::scaled::{Factors, scaled};
 use crate::arithmetic::cache_blocks;
 use crate::arithmetic::cuda_blocks::QUERIES;
 use crate::arithmetic::round::{self, Rounding, Tie, store};
-use crate::arithmetic::{Flash, Narrow, Softmax, Vector, Weights};
+use crate::arithmetic::{Flash, Narrow, Softmax, Storing, Vector, Weights};
 use crate::error::Result;
 use crate::gguf::DType;
 use crate::numerics::{Products, Storage};
@@ -43,6 +43,10 @@ pub struct Attention<'b, 'a, S> {
     max_bias: f64,
     pub kind: Flash,
     softmax: Softmax,
+    /// Whether weights that are no normal numbers of f16 are 0.
+    pub flushes: bool,
+    /// Whether keys and values are rounded to a narrow type.
+    pub narrows: bool,
 }
 
 /// One query of one head.
@@ -122,7 +126,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         }
         let mut rounded = round::activations(rounding, View::new(b * h * n, dk, &values));
         rounded.ties.extend(before.ties(kind, dk, &values));
-        let narrows = matches!(kind, Flash::Rounded(..));
+        let narrows = args.arithmetic.rounds_cache();
         let converted = [before.any(), false].into_iter().zip([k, v]).map(|(scales, source)| {
             let [a, b, c, _] = source.shape();
             let rows = if narrows || scales || converts(kind, source) { a * b * c } else { 0 };
@@ -147,6 +151,8 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
             cap,
             kind,
             softmax: args.arithmetic.softmax,
+            flushes: args.arithmetic.storing == Storing::Flushed,
+            narrows,
         })
     }
 
@@ -238,7 +244,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
             return 0.0;
         }
         let sums = self.sums.row(self.query(at));
-        let blocks = sums.iter().zip(k.chunks(self.rounding.block()));
+        let blocks = sums.iter().zip(k.chunks(self.rounding.block(k.len())));
         blocks.map(|(sum, block)| sum.to_f64() * self.minimum(block)).sum()
     }
 
@@ -278,7 +284,9 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
                 _ => Narrow::F16.store(row.to_mut()),
             }
         }
-        if let Flash::Rounded(narrow, ..) = self.kind {
+        if let Flash::Rounded(narrow, ..) = self.kind
+            && self.narrows
+        {
             narrow.store(row.to_mut());
         }
         row.into_owned()
@@ -308,6 +316,9 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
                 return self.by_softmax(row, when, |weights| {
                     if is_rounded {
                         narrow.store(weights);
+                    }
+                    if is_rounded && self.flushes {
+                        round::flush(weights);
                     }
                 });
             }

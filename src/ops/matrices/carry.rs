@@ -74,11 +74,11 @@ impl Problem<'_, '_, f64> {
         }
         let error = Matrix::new(rows, k, error.iter().map(|e| limited(*e)).collect());
         let mut out = self.magnitudes(Power::One, &error, None);
-        let fits = k.is_multiple_of(self.rounding.block());
+        let block = self.rounding.block(k);
+        let fits = k.is_multiple_of(block);
         if self.rounding != Rounding::None && fits && error.data.iter().any(|e| *e > 0.0) {
             let moved: Vec<f64> = x.iter().zip(&error.data).map(|(x, e)| x.abs() + e).collect();
             let mut steps = round::half_steps(self.rounding, &Matrix::new(rows, k, moved));
-            let block = self.rounding.block();
             for (steps, error) in steps.data.chunks_mut(block).zip(error.data.chunks(block)) {
                 if error.iter().all(|e| *e == 0.0) {
                     steps.fill(0.0);
@@ -98,6 +98,7 @@ fn single(rounding: Rounding) -> Option<fn(f64) -> f64> {
         Rounding::Bf16 => round::to_bf16::<f64>,
         Rounding::Tf32 => |x| f64::from(narrow::tf32(x as f32)),
         Rounding::Tf32Cut => |x| f64::from(narrow::tf32_cut(x as f32)),
+        Rounding::Pair => |x| f64::from(narrow::pair(x as f32)),
         _ => return None,
     })
 }

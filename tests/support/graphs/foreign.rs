@@ -22,6 +22,8 @@ pub struct Engine<'a> {
     pub some: &'a dyn Fn(Checkpoint) -> bool,
     /// What it rounds beside what it keeps.
     pub arithmetic: Arithmetic,
+    /// What becomes of a value on its way to the type that it is kept in.
+    pub stores: fn(f64) -> f64,
 }
 
 impl Engine<'_> {
@@ -45,7 +47,7 @@ impl Engine<'_> {
         step.record(
             &mut machine,
             &mut writer,
-            &How { kept, mistake, some: &is_exposed, written: &|_, _| {} },
+            &How { kept, mistake, some: &is_exposed, written: &|_, _| {}, stores: self.stores },
         );
         writer.finish().unwrap();
     }

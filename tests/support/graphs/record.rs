@@ -62,7 +62,7 @@ fn record_in(
     let number = (!foreign).then(|| writer.graph(&text::write(graph)).unwrap());
     let mut machine = Machine::<f64>::new(&gguf, Arithmetic::EXACT);
     let step = Step { tokens: &tokens, first: 0, graph, number, given: &given };
-    step.record(&mut machine, &mut writer, &How { kept, mistake, some, written: &|_, _| {} });
+    step.record(&mut machine, &mut writer, &How { kept, mistake, some, written: &|_, _| {}, stores: |x| x });
     writer.finish().unwrap();
 }
 
@@ -94,6 +94,8 @@ pub struct How<'a> {
     pub some: &'a dyn Fn(Checkpoint) -> bool,
     /// What is done to values as they are written, and not to those that the engine goes on with.
     pub written: &'a dyn Fn(Checkpoint, &mut Vec<f64>),
+    /// What becomes of a value on its way to the type that it is kept in.
+    pub stores: fn(f64) -> f64,
 }
 
 impl Step<'_> {
@@ -150,8 +152,9 @@ impl Conductor<f64> for Recorder<'_> {
         if let Some(wrong) = args.ok().and_then(|args| (self.how.mistake)(id, args)) {
             values.data = wrong;
         }
-        let kept = self.how.kept;
+        let How { kept, stores, .. } = *self.how;
         values.data.iter_mut().for_each(|x| {
+            *x = stores(*x);
             *x = match kept {
                 Element::F32 => f64::from(*x as f32),
                 Element::F16 => f16::from_f32(*x as f32).to_f64(),

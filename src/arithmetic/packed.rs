@@ -1,0 +1,180 @@
+//! Keys and values as caches hold them whose numbers are of eight bits, or of f16 at a scale: of attention of an engine that
+//! brings no graph, whose keys and values were recorded before they were kept.
+//!
+//! A scale that each head of a token has for itself is its largest value over the largest number of the type, in f32, so that
+//! what the cache holds is known but for values that lie in the middle between two numbers. Of a scale that nobody recorded
+//! the rounding is bounded.
+
+use half::{bf16, f16};
+
+use super::narrow::nearest_of;
+use crate::numerics::{EightBits, Storage};
+
+/// What keys and values are kept as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Packed {
+    /// Numbers of eight bits with an exponent, see [`Float`]; whether each head of a token has a scale.
+    Float(Float, bool),
+    /// Whole numbers to ±127, each head of a token with a scale.
+    Whole,
+    /// Numbers of a narrow type, after a scale.
+    Scaled(Storage),
+    /// Eight bits of any kind: half a step of the coarsest.
+    Eight,
+}
+
+/// Numbers of eight bits with an exponent (OCP 8-bit floating point, 2023).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Float {
+    /// Four bits of exponent, three of mantissa, up to 448.
+    E4m3,
+    /// Five of exponent, two of mantissa, up to 57344.
+    E5m2,
+}
+
+impl Float {
+    /// Bits of the mantissa, the exponent of the least normal number, and the largest number.
+    fn form(self) -> (i32, i32, f64) {
+        match self {
+            Float::E4m3 => (3, -6, 448.0),
+            Float::E5m2 => (2, -14, 57_344.0),
+        }
+    }
+}
+
+/// Half a step of f32 beside 1.
+const UNIT: f64 = f32::EPSILON as f64 / 2.0;
+/// Largest whole number of eight bits that scales are made for.
+const WHOLE_MAX: f64 = 127.0;
+/// Roundings of f32 between a value and its place among the numbers: the scale, its inverse, the product.
+const ROUNDINGS: f64 = 4.0;
+
+impl Packed {
+    /// All that are tried, the most exact first, each by what it is called.
+    pub const ALL: [(&str, Packed); 7] = [
+        ("keys and values in fp8 (e4m3)", Packed::Float(Float::E4m3, false)),
+        ("keys and values in fp8 (e5m2)", Packed::Float(Float::E5m2, false)),
+        ("keys and values in fp8 (e4m3), a scale for each head and token", Packed::Float(Float::E4m3, true)),
+        ("keys and values in fp8 (e5m2), a scale for each head and token", Packed::Float(Float::E5m2, true)),
+        ("keys and values in int8, a scale for each head and token", Packed::Whole),
+        ("keys and values rounded to f16 at another scale", Packed::Scaled(Storage::F16)),
+        ("keys and values rounded to bf16 at another scale", Packed::Scaled(Storage::Bf16)),
+    ];
+
+    /// Whether it may be what a producer declares of its cache.
+    pub fn may_be(self, declared: Option<EightBits>) -> bool {
+        match declared {
+            None => true,
+            Some(EightBits::Fp8) => matches!(self, Packed::Float(..)),
+            Some(EightBits::Int8) => self == Packed::Whole,
+        }
+    }
+
+    /// The type whose rounding is bounded and not followed, where that is so.
+    pub fn bounded_by(self) -> Option<Storage> {
+        if let Packed::Scaled(kept) = self { Some(kept) } else { None }
+    }
+
+    /// Replaces values, rows of `width`, by what the cache holds of them; `error` says how far each may be from what its
+    /// producer kept, and becomes how far it may be from what that holds.
+    pub fn keep(self, width: usize, values: &mut [f64], error: &mut [f64]) {
+        for (values, error) in values.chunks_mut(width.max(1)).zip(error.chunks_mut(width.max(1))) {
+            let largest = values.iter().fold(0.0, |max: f64, x| max.max(x.abs()));
+            if !largest.is_finite() {
+                continue;
+            }
+            match self {
+                Packed::Float(float, false) => each(values, error, 1.0, |x| in_float(float, x)),
+                Packed::Float(float, true) => {
+                    each(values, error, largest / float.form().2, |x| in_float(float, x));
+                }
+                Packed::Whole => {
+                    each(values, error, largest / WHOLE_MAX, |x| {
+                        (nearest_of(x, 1.0).clamp(-WHOLE_MAX, WHOLE_MAX), 1.0)
+                    });
+                }
+                Packed::Scaled(kept) => {
+                    let digits =
+                        if kept == Storage::F16 { f16::MANTISSA_DIGITS } else { bf16::MANTISSA_DIGITS };
+                    let unit = 1.0 / f64::from(1 << digits);
+                    error.iter_mut().zip(values).for_each(|(error, x)| *error += unit * x.abs());
+                }
+                Packed::Eight => {
+                    let (mantissa, ..) = Float::E4m3.form();
+                    let (of_float, of_whole) = (0.5f64.powi(mantissa + 1), largest / WHOLE_MAX / 2.0);
+                    let half = |x: f64| (of_float * x.abs()).max(of_whole);
+                    error.iter_mut().zip(values).for_each(|(error, x)| *error += half(*x));
+                }
+            }
+        }
+    }
+}
+
+/// The number that is nearest to a value, halves to the even one, and how far the next one is.
+fn in_float(float: Float, value: f64) -> (f64, f64) {
+    let (mantissa, least, largest) = float.form();
+    let exponent = if value == 0.0 { least } else { (value.abs().log2().floor() as i32).max(least) };
+    let step = f64::from(exponent - mantissa).exp2();
+    (nearest_of(value, step).clamp(-largest, largest), step)
+}
+
+/// Rounds each value over `scale`; what lies in the middle between two numbers but for roundings of f32, and for how far the
+/// value may be off, may be either.
+fn each(values: &mut [f64], error: &mut [f64], scale: f64, round: impl Fn(f64) -> (f64, f64)) {
+    if scale == 0.0 {
+        return;
+    }
+    for (value, error) in values.iter_mut().zip(error) {
+        let scaled = *value / scale;
+        // Without a scale nothing is rounded before.
+        let rounded = if scale == 1.0 { 0.0 } else { ROUNDINGS * UNIT * scaled.abs() };
+        let near = rounded + *error / scale;
+        let (own, step) = round(scaled);
+        let others = [round(scaled - near).0, round(scaled + near).0];
+        let apart = others.into_iter().map(|other| (other - own).abs()).fold(0.0, f64::max);
+        *error = if *error > 0.0 { (apart + step) * scale } else { apart * scale };
+        if scale != 1.0 {
+            *error += ROUNDINGS * UNIT * (own * scale).abs();
+        }
+        *value = own * scale;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(packed: Packed, given: &[f64]) -> (Vec<f64>, Vec<f64>) {
+        let (mut values, mut error) = (given.to_vec(), vec![0.0; given.len()]);
+        packed.keep(given.len(), &mut values, &mut error);
+        (values, error)
+    }
+
+    #[test]
+    fn numbers_of_eight_bits_are_the_nearest() {
+        let (values, error) =
+            kept(Packed::Float(Float::E4m3, false), &[1.07, -1.0625, 300.0, 1000.0, 0.0011, 0.0]);
+        assert_eq!(values, [1.125, -1.0, 288.0, 448.0, 0.001953125, 0.0]);
+        assert_eq!(error, [0.0; 6]);
+        // Half way between two numbers it may be either where a scale was rounded before; elsewhere f32 alone rounds.
+        let (_, error) = kept(Packed::Float(Float::E4m3, true), &[224.0, -0.53125, 0.535]);
+        assert!(error[1] >= 0.0625 && error[2] < 1e-6, "{error:?}");
+        let (values, _) = kept(Packed::Float(Float::E5m2, false), &[1.07, 1.2, -7.0]);
+        assert_eq!(values, [1.0, 1.25, -7.0]);
+        let (values, _) = kept(Packed::Float(Float::E4m3, true), &[896.0, 2.14]);
+        assert_eq!(values, [896.0, 2.25]);
+        let (values, _) = kept(Packed::Whole, &[254.0, -3.3, 2.9]);
+        assert_eq!(values, [254.0, -4.0, 2.0]);
+    }
+
+    #[test]
+    fn what_nobody_knows_is_bounded() {
+        let (values, error) = kept(Packed::Scaled(Storage::F16), &[2.0, -0.5]);
+        assert_eq!((values, error), (vec![2.0, -0.5], vec![2.0 / 2048.0, 0.5 / 2048.0]));
+        let (_, error) = kept(Packed::Eight, &[25.4, 0.01]);
+        assert!((error[0] - 25.4 / 16.0).abs() < 1e-12 && (error[1] - 0.1).abs() < 1e-12, "{error:?}");
+        let mut error = vec![0.001];
+        Packed::Float(Float::E4m3, false).keep(1, &mut [1.07], &mut error);
+        assert!(error[0] >= 0.125, "{error:?}");
+    }
+}

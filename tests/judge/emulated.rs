@@ -1,0 +1,226 @@
+//! Engines that stand in for another arithmetic: products of f32 as three of bf16, keys and values in eight bits or at a scale,
+//! types whose least bits are cut off or whose least numbers are 0. What they round is written down here as they do it, and
+//! not as parity follows it.
+
+use std::path::Path;
+
+use half::{bf16, f16};
+use parity::arithmetic::{Arithmetic, Storing};
+use parity::checkpoint::{Checkpoint, Kind};
+use parity::ops::Args;
+use parity_dump::Element;
+
+use crate::support::edited::MODEL;
+use crate::support::graphs::foreign::Engine;
+use crate::support::graphs::record::Mistake;
+use crate::support::program::{Audited, audit};
+use crate::support::samples::sample;
+
+const TOKENS: usize = 20;
+
+fn judged(engine: &Engine<'_>) -> Audited {
+    let folder = tempfile::tempdir().unwrap();
+    let dump = folder.path().join("dump");
+    engine.record(Path::new(MODEL), TOKENS, &dump);
+    audit(&dump, Path::new(MODEL), &["--allow-missing"])
+}
+
+fn engine<'a>(kept: Element, computes: Mistake<'a>, some: &'a dyn Fn(Checkpoint) -> bool) -> Engine<'a> {
+    Engine { kept, computes, some, arithmetic: Arithmetic::EXACT, stores: |x| x }
+}
+
+fn brain(x: f32) -> f32 {
+    bf16::from_f32(x).to_f32()
+}
+
+/// Both parts of a value, the second the nearest to what the first leaves.
+fn parts(x: f64) -> [f32; 2] {
+    let high = brain(x as f32);
+    [high, brain(x as f32 - high)]
+}
+
+/// Rows x (T, I) times a matrix (O, I) as three products of bf16 with sums in f32.
+fn product(args: &Args<'_, f64>) -> Vec<f64> {
+    let [w, x] =
+        [0, 1].map(|slot| args.get(slot).unwrap().values().iter().map(|x| parts(*x)).collect::<Vec<_>>());
+    let [_, _, tokens, outputs] = args.shape;
+    let k = x.len() / tokens;
+    let mut out = Vec::with_capacity(tokens * outputs);
+    for (row, matrix) in (0..tokens).flat_map(|t| (0..outputs).map(move |o| (t, o))) {
+        let (mut large, mut small) = (0f32, 0f32);
+        for ([a, b], [c, d]) in x[row * k..][..k].iter().zip(&w[matrix * k..][..k]) {
+            large += a * c;
+            small += a * d + b * c;
+        }
+        out.push(f64::from(large + small));
+    }
+    out
+}
+
+fn is_product(id: Checkpoint) -> bool {
+    use Kind::{AttnOut, FfnGate, FfnOut, FfnUp, KProj, QProj, VProj};
+    matches!(id.kind(), QProj | KProj | VProj | AttnOut | FfnGate | FfnUp | FfnOut)
+}
+
+/// Healthy as a whole and of modules alone; a factor of a row, a few times what such products leave of one of f32, is found in the
+/// same engine.
+#[test]
+fn products_of_f32_may_be_three_of_bf16() {
+    use Kind::{AttnCtx, AttnResidual, KRope, QRope};
+    let of_modules = |id: Checkpoint| !matches!(id.kind(), AttnCtx | AttnResidual | QRope | KRope);
+    for (some, spoiled) in [(false, ""), (true, ""), (false, "blk.1.ffn_up"), (false, "blk.2.attn_out")] {
+        let computes = |id: Checkpoint, args: &Args<'_, f64>| {
+            let mut values = is_product(id).then(|| product(args))?;
+            if id.to_string() == spoiled {
+                let width = args.shape[3];
+                values[5 * width..6 * width].iter_mut().for_each(|value| *value *= 1.0 + 3e-5);
+            }
+            Some(values)
+        };
+        let audited = judged(&engine(Element::F32, &computes, &|id| !some || of_modules(id)));
+        let wanted = (i32::from(!spoiled.is_empty()), spoiled);
+        assert_eq!((audited.code, &audited.first[..]), wanted, "{}", audited.report["reason"]);
+        assert!(audited.notes.contains("three products of bf16"), "{}", audited.notes);
+    }
+}
+
+/// What a row of a head of keys or values becomes in a cache.
+type Cache = fn(&mut [f32]);
+
+/// To the nearest of so many bits of mantissa, halves to the even one, of numbers down to 2^least.
+fn float(x: f32, mantissa: i32, least: i32) -> f32 {
+    if x == 0.0 {
+        return 0.0;
+    }
+    let step = ((x.abs().log2().floor() as i32).max(least) - mantissa) as f32;
+    (x / step.exp2()).round_ties_even() * step.exp2()
+}
+
+fn scaled(row: &mut [f32], largest: f32, round: impl Fn(f32) -> f32) {
+    let scale = row.iter().fold(0f32, |max, x| max.max(x.abs())) / largest;
+    row.iter_mut().for_each(|x| *x = round(*x / scale) * scale);
+}
+
+/// Attention over such a cache; what is multiplied by the scale is multiplied by so much more.
+fn attention(args: &Args<'_, f64>, cache: Cache, scale: f32) -> Vec<f64> {
+    let [_, rows, heads, width] = args.shape;
+    let [q, k, v] = [0, 1, 2].map(|slot| args.get(slot).unwrap());
+    let group = heads / k.shape()[1];
+    let cached = |of_keys: bool, head: usize, at: usize| -> Vec<f32> {
+        let source = if of_keys { k } else { v };
+        let mut row: Vec<f32> = source.row([0, head / group, at]).iter().map(|x| *x as f32).collect();
+        cache(&mut row);
+        row
+    };
+    let mut out = Vec::new();
+    for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
+        let query = q.row([0, head, row]);
+        let score = |at: usize| {
+            let key = cached(true, head, at);
+            let product = query.iter().zip(&key).map(|(q, k)| *q as f32 * k).sum::<f32>();
+            product * args.params.float(0) * scale
+        };
+        let scores: Vec<f32> = (0..=row).map(score).collect();
+        let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let weights: Vec<f32> = scores.iter().map(|score| (score - largest).exp()).collect();
+        let sum: f32 = weights.iter().sum();
+        let mut own = vec![0f64; width];
+        for (at, weight) in weights.iter().enumerate() {
+            let value = cached(false, head, at);
+            own.iter_mut().zip(&value).for_each(|(own, v)| *own += f64::from(weight / sum * v));
+        }
+        out.extend(own);
+    }
+    out
+}
+
+/// What an audit says of attention over a cache, with another scale in one layer.
+fn over(kept: Element, cache: Cache, (layer, scale): (u32, f32)) -> Audited {
+    let computes = |id: Checkpoint, args: &Args<'_, f64>| {
+        let scale = if id.layer_index() == Some(layer) { scale } else { 1.0 };
+        (id.kind() == Kind::AttnCtx).then(|| attention(args, cache, scale))
+    };
+    judged(&engine(kept, &computes, &|_| true))
+}
+
+const CACHES: [(&str, Cache); 6] = [
+    ("fp8 (e4m3)", |row| row.iter_mut().for_each(|x| *x = float(*x, 3, -6))),
+    ("fp8 (e5m2)", |row| row.iter_mut().for_each(|x| *x = float(*x, 2, -14))),
+    ("fp8 (e4m3), a scale", |row| scaled(row, 448.0, |x| float(x, 3, -6))),
+    ("fp8 (e5m2), a scale", |row| scaled(row, 57_344.0, |x| float(x, 2, -14))),
+    ("int8, a scale", |row| scaled(row, 127.0, f32::round)),
+    ("f16 at another scale", |row| row.iter_mut().for_each(|x| *x = f16::from_f32(*x / 3.7).to_f32() * 3.7)),
+];
+
+#[test]
+fn keys_and_values_may_be_kept_in_eight_bits_or_at_a_scale() {
+    let cases = CACHES
+        .into_iter()
+        .flat_map(|cache| [Element::F32, Element::F16, Element::Bf16].map(|kept| (kept, cache)));
+    for (kept, (name, cache)) in sample("caches", 6, cases) {
+        let audited = over(kept, cache, (0, 1.0));
+        assert_eq!(
+            (audited.code, &audited.first[..]),
+            (0, ""),
+            "{kept:?}, {name}: {}",
+            audited.report["reason"]
+        );
+        // What operands of f16 explain may be that of such a cache.
+        assert!(name.contains("f16") || audited.notes.contains(name), "{kept:?}, {name}: {}", audited.notes);
+        let audited = over(kept, cache, (1, 1.3));
+        assert_eq!((audited.code, &audited.first[..]), (1, "blk.1.attn_ctx"), "{kept:?}, {name}");
+    }
+}
+
+/// Of a scale that nobody recorded it is not known what the cache holds: nobody is accused, and nothing is passed. What no
+/// such cache explains is found.
+#[test]
+fn eight_bits_at_a_scale_that_was_not_recorded_are_undecided() {
+    let cache: Cache = |row| row.iter_mut().for_each(|x| *x = float(*x / 0.037, 3, -6) * 0.037);
+    let audited = over(Element::F32, cache, (0, 1.0));
+    let reason = audited.report["reason"].as_str().unwrap_or_default();
+    assert!(audited.code == 2 && reason.contains("a cache of 8 bits"), "exit {}: {reason}", audited.code);
+    let audited = over(Element::F32, cache, (1, 3.0));
+    assert_eq!((audited.code, &audited.first[..]), (1, "blk.1.attn_ctx"));
+}
+
+/// Healthy engines that do not store the nearest number, and a row of a node in them that is off by a few of their steps.
+#[test]
+fn what_is_stored_need_not_be_the_nearest_number() {
+    let cut: fn(f64) -> f64 = |x| f64::from(f32::from_bits((x as f32).to_bits() & !0xffff));
+    let flushed: fn(f64) -> f64 = |x| {
+        let x = f16::from_f64(x);
+        if x.is_normal() { x.to_f64() } else { 0.0 }
+    };
+    let cases = [
+        (Element::Bf16, cut, Storing::Cut, "cuts off"),
+        (Element::F16, flushed, Storing::Flushed, "stores 0"),
+    ];
+    for (kept, stores, storing, said) in cases {
+        // Its weights are stored so too.
+        let arithmetic = Arithmetic { storing, ..Arithmetic::EXACT };
+        // Weights of norms and biases are numbers of f16 too.
+        let of_vectors = |id: Checkpoint, args: &Args<'_, f64>| {
+            let is_biased = matches!(id.kind(), Kind::Q | Kind::K | Kind::V);
+            let is_norm = matches!(id.kind(), Kind::AttnNorm | Kind::FfnNorm | Kind::FinalNorm);
+            let reads = kept == Element::F16 && (is_biased || is_norm);
+            let [x, vector] = reads.then(|| [0, 1].map(|slot| args.get(slot).unwrap().values()))?;
+            let with = |x: &f64, w: f64| if is_norm { x * w } else { x + w };
+            Some(x.iter().zip(vector.iter().cycle()).map(|(x, w)| with(x, stores(*w))).collect())
+        };
+        let healthy = engine(kept, &of_vectors, &|_| true);
+        let audited = judged(&Engine { stores, arithmetic, ..healthy });
+        assert_eq!((audited.code, &audited.first[..]), (0, ""), "{kept:?}: {}", audited.report["reason"]);
+        assert!(audited.notes.contains(said), "{kept:?}: {}", audited.notes);
+        let computes = |id: Checkpoint, args: &Args<'_, f64>| {
+            let Some(mut values) = (id.to_string() == "blk.1.ffn_up").then(|| product(args)) else {
+                return of_vectors(id, args);
+            };
+            let width = args.shape[3];
+            values[5 * width..6 * width].iter_mut().for_each(|value| *value *= 1.03);
+            Some(values)
+        };
+        let audited = judged(&Engine { stores, arithmetic, ..engine(kept, &computes, &|_| true) });
+        assert_eq!((audited.code, &audited.first[..]), (1, "blk.1.ffn_up"), "{kept:?}");
+    }
+}
