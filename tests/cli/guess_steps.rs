@@ -1,4 +1,4 @@
-//! What `parity guess` makes of rows that were computed in a prefill and in decode steps, and of mistakes in one node.
+//! What `parity guess` makes of rows that were computed in a prefill and in decode steps, and of mistakes in one node or a whole layer.
 
 use std::fs;
 
@@ -8,6 +8,7 @@ use tempfile::TempDir;
 
 use crate::guess::{Engine, PROMPT, guess, ids, of_another};
 use crate::support::program::parity;
+use crate::support::samples::sample;
 use crate::support::tiny_model::{change, tensor, tiny_qwen2};
 
 /// Rows of logits as raw f32.
@@ -35,7 +36,8 @@ fn a_healthy_answer_names_what_would_not_show_in_steps() {
 
 #[test]
 fn logits_of_a_dump_are_those_of_its_steps() {
-    for mistake in ["attn.no_mask", "attn.mask_shift", "rope.position_in_step", "attn.self_only"] {
+    let mistakes = ["attn.no_mask", "attn.mask_shift", "rope.position_in_step", "attn.self_only"];
+    for mistake in sample("mistakes", 1, mistakes) {
         let inject = if mistake == "attn.mask_shift" { "attn.mask_shift=1" } else { mistake };
         let engine = Engine::with(Some(inject), "logits");
         let (code, told) = guess(&["--logits", &engine.dump().display().to_string()]);
@@ -66,11 +68,12 @@ fn rows_that_a_healthy_engine_does_not_explain_may_be_those_of_decode_steps() {
 
 #[test]
 fn a_mistake_in_one_node_is_named_where_a_coarser_arithmetic_explains_it_too() {
-    for (inject, name) in [
+    let cases = [
         ("norm.layernorm@blk.1.norm", "norm.layernorm"),
         ("data.scaled=0.5@logits", "data.scaled"),
         ("data.scaled=1.2345@logits", "data.scaled"),
-    ] {
+    ];
+    for (inject, name) in sample("mistakes in one node", 1, cases) {
         let engine = Engine::with(Some(inject), "logits");
         let path = engine.file("all.f32", &raw(&engine.logits(engine.prompt)));
         let (code, told) = guess(&["-p", PROMPT, "--logits", &path]);
@@ -80,9 +83,9 @@ fn a_mistake_in_one_node_is_named_where_a_coarser_arithmetic_explains_it_too() {
 
 #[test]
 fn a_number_that_no_list_has_is_searched_for() {
-    for inject in
-        ["attn.clamp=2", "attn.softcap=3.5", "attn.scale=0.3", "rope.base=34567", "rope.partial=16,32"]
-    {
+    let numbers =
+        ["attn.clamp=2", "attn.softcap=3.5", "attn.scale=0.3", "rope.base=34567", "rope.partial=16,32"];
+    for inject in sample("numbers", 2, numbers) {
         let engine = Engine::with(Some(inject), "logits");
         let path = engine.file("all.f32", &raw(&engine.logits(engine.prompt)));
         let (code, told) = guess(&["-p", PROMPT, "--logits", &path]);
@@ -93,14 +96,15 @@ fn a_number_that_no_list_has_is_searched_for() {
 #[test]
 fn weights_that_changed_places_and_whole_modules_of_another_layer_are_named() {
     // In layer 1, of queries and outputs, which have one shape; keys of layer 2 with their bias; keys of layers 1 and 2.
-    for pairs in [
+    let cases = [
         &[
             ("blk.1.attn_q.weight", "blk.1.attn_output.weight"),
             ("blk.1.attn_output.weight", "blk.1.attn_q.weight"),
         ],
         &[("blk.1.attn_k.weight", "blk.2.attn_k.weight"), ("blk.1.attn_k.bias", "blk.2.attn_k.bias")],
         &[("blk.1.attn_k.weight", "blk.2.attn_k.weight"), ("blk.2.attn_k.weight", "blk.1.attn_k.weight")],
-    ] {
+    ];
+    for pairs in sample("pairs", 1, cases) {
         let (mut model, mut engine) = (tiny_qwen2(), tiny_qwen2());
         for (name, from) in pairs {
             tensor(&mut engine, name).3 = tensor(&mut model, from).3.clone();
@@ -157,5 +161,35 @@ fn tokens_of_a_model_whose_values_f16_cannot_hold_are_explained() {
         // A model of random weights may say the same with several mistakes.
         let is_first = told["hypotheses"][0]["share"] == 1.0;
         assert!(is_first && (inject.is_some() || out.status.code() == Some(code)), "{told}");
+    }
+}
+
+#[test]
+fn a_layer_that_is_run_twice_or_not_at_all_is_named() {
+    // Its last layer is the one before it once more, and the other way round.
+    let cases = [("blk.1", "layer.repeated", 1), ("blk.9", "layer.skipped", 2)];
+    for (last, name, layer) in sample("layers", 1, cases) {
+        let (mut model, mut engine) = (tiny_qwen2(), tiny_qwen2());
+        let names: Vec<String> = model.tensors.iter().map(|(name, ..)| name.clone()).collect();
+        for of_last in names.iter().filter(|name| name.starts_with("blk.2.")) {
+            match last {
+                // The model's own last layer does nothing, so that an engine may repeat the one before it.
+                "blk.1" => {
+                    change(&mut model, "blk.2.attn_output.weight", |_, _| 0.0);
+                    change(&mut model, "blk.2.ffn_down.weight", |_, _| 0.0);
+                    let bytes = tensor(&mut engine, &of_last.replace("blk.2", "blk.1")).3.clone();
+                    tensor(&mut engine, of_last).3 = bytes;
+                }
+                _ => {
+                    change(&mut engine, "blk.2.attn_output.weight", |_, _| 0.0);
+                    change(&mut engine, "blk.2.ffn_down.weight", |_, _| 0.0);
+                }
+            }
+        }
+        let (code, told) = of_another(&model, &engine, &[]);
+        let first = &told["hypotheses"][0];
+        let names = [&told["answer"]].into_iter().chain(told["aliases"].as_array().unwrap());
+        assert!(code == 1 && names.into_iter().any(|one| one == name), "{told}");
+        assert!([serde_json::json!({"one": layer}), "last".into()].contains(&first["layers"]), "{told}");
     }
 }

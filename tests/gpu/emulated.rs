@@ -51,7 +51,7 @@ fn on_a_driver_that_is_late() {
     let folder = tempfile::tempdir().unwrap();
     cxx::library(&root().join("kernels/host/driver.cpp"), &folder.path().join("libcuda.so"))
         .unwrap_or_else(|error| panic!("the driver does not compile for the host:\n{error}"));
-    let runs = sample("tests on the driver", 2, RUNS);
+    let runs = sample("tests on the driver", 1, RUNS);
     let run = |(tests, _, [events, graphs, streams]): &(&str, usize, [&str; 3])| {
         Command::new(std::env::current_exe().unwrap())
             .args(["--test-threads=1", "--nocapture", tests])

@@ -6,7 +6,12 @@ use parity::numerics::Storage;
 
 use crate::data::{Memory, Random};
 use crate::ops::words;
+use crate::samples::sample;
 use crate::{U32, check, host, run, storage_rounding};
+
+/// Cases of a sample.
+const ATTENTIONS: usize = 20;
+const STRANGE: usize = 3;
 
 /// One attention with random inputs: (call's result, scores, probs, exact result, exact probs).
 struct AttentionCase {
@@ -124,7 +129,8 @@ fn attentions() {
         limit: parity::engine::fused::graph::ScoreLimit::None,
     };
     let (f32s, f16s) = (Storage::F32, Storage::F16);
-    let case = |op, rows, first, storage, kv| AttentionCase { op, rows, first, storage, kv }.check();
+    let mut cases = Vec::new();
+    let mut case = |op, rows, first, storage, kv| cases.push(AttentionCase { op, rows, first, storage, kv });
     case(healthy(4, 2, 32), 9, 0, f32s, f32s);
     case(healthy(2, 1, 64), 1, 270, f32s, f16s);
     case(healthy(6, 2, 80), 11, 30, f16s, f16s);
@@ -166,6 +172,7 @@ fn attentions() {
     case(Attention { scale: 1.0, ..healthy(2, 2, 32) }, 5, 3, f32s, f32s);
     case(Attention { softmax: false, ..healthy(2, 2, 32) }, 10, 40, f32s, f32s);
     case(Attention { softmax: false, ..healthy(2, 2, 32) }, 10, 40, f16s, f16s);
+    sample("attentions", ATTENTIONS, cases).iter().for_each(AttentionCase::check);
 }
 
 /// What a row does not see must not reach it, not even as 0·NaN.
@@ -182,13 +189,14 @@ fn masked_nan_stays_out() {
         softmax: true,
         limit: parity::engine::fused::graph::ScoreLimit::None,
     };
-    for (rows, strange, storage) in [
+    let cases = [
         (12, 7, Storage::F32),
         (5, 3, Storage::F16),
         (30, 11, Storage::F16),
         (140, 65, Storage::F16),
         (140, 130, Storage::F16),
-    ] {
+    ];
+    for (rows, strange, storage) in sample("rows that are NaN", STRANGE, cases) {
         let mut values = Random(4).values(rows * 32);
         values[strange * 32..][..32].fill(f32::NAN);
         let (x, start, out) =

@@ -19,12 +19,16 @@ use crate::ops::bound::{UNIT_F16, storage_unit};
 const NEEDS: &str = "keys and values as its cache holds them: a cache of 8 bits, at scales that were not recorded, would \
                      explain it, and hides mistakes of that size";
 
+/// What attention needs that numbers of f16 or bf16 at some scale would explain.
+const NEEDS_SCALE: &str = "keys and values as its cache holds them: numbers of f16 or bf16 at a scale that was not recorded would \
+                           explain it, and hide mistakes of that size";
+
 /// How much of a node such a cache is off by at most: half of that of most mistakes, twice.
 const MOST: f64 = 2.0 * MISTAKES_SHOW;
 
 impl Passes<'_> {
     /// Takes keys and values for those that such a cache holds where that explains most of the attention that is wrong: what is
-    /// followed before mistakes are named, what is bounded where none was. A mistake that explains it leaves less.
+    /// followed before mistakes are named, what is bounded, and undecided then, where none was. A mistake that explains it leaves less.
     pub(super) fn packed(
         &self,
         assumed: &mut Assumed,
@@ -70,23 +74,31 @@ impl Passes<'_> {
             let mut found = self.run(&tried, &|id| wrong.contains(&id))?;
             found.nodes.retain(|_, found| found.judged > 0 && found.is_healthy());
             if 2 * found.nodes.len() > wrong.len() {
+                if packed.bounded_by().is_some() {
+                    // A scale of a head that is off by a few thousandths is as much: it was passed so.
+                    found.nodes.values_mut().for_each(|found| *found = found.as_undecided(NEEDS_SCALE));
+                } else {
+                    assumed.packed = tried.packed;
+                }
                 findings.nodes.extend(found.nodes);
-                assumed.packed = tried.packed;
                 return Ok(());
             }
         }
         Ok(())
     }
 
-    /// Takes attention for undecided that is off by little in all rows, has no name and is wrong in every layer, where eight
+    /// Takes attention for undecided that is off by little in all rows, or in half of those of a narrow engine, has no name and is wrong in every layer, where eight
     /// bits of any kind would explain it in most: a mistake in a few rows or layers, or one of the catalogue, is none. Where such
     /// a cache is declared, so is what follows attention that was not recorded.
     pub(super) fn doubt_eight_bits(&self, assumed: &Assumed, findings: &mut Findings) -> Result<()> {
         let wrong = wrong_attention(findings);
+        // What an engine of a narrower type rounds itself hides what the cache rounds in some rows.
+        let share = if assumed.kept == Storage::F32 { 1 } else { 2 };
         let is_open = |id: &Checkpoint| {
             let finding = &findings.nodes[id];
             let is_faint = finding.audit().is_some_and(|audit| {
-                audit.local.rel_l2 <= MOST && audit.rows_beyond.len() as u64 >= audit.local.rows
+                let beyond = audit.rows_beyond.len() as u64;
+                audit.local.rel_l2 <= MOST && share * beyond >= audit.local.rows
             });
             is_faint && finding.diagnosis().0.is_empty()
         };

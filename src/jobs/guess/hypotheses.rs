@@ -189,15 +189,15 @@ pub const HEALTHY: &str = "healthy";
 /// The catalogue's mistakes in a graph, each with its values, in all layers; those that are the same rewrites are one.
 pub fn everywhere(labelled: &Labelled) -> Vec<Hypothesis> {
     // What leaves the first step as it is needs several.
-    let is_later = |key: &str| find(mistake(key)).is_some_and(|entry| entry.later);
-    merged(unmerged(labelled).into_iter().filter(|(key, _)| !is_later(key)).map(|(_, one)| one).collect())
+    merged(unmerged(labelled, |entry| !entry.later).into_iter().map(|(_, one)| one).collect())
 }
 
-/// The same, each by itself, by its key.
-pub fn unmerged(labelled: &Labelled) -> Vec<(String, Hypothesis)> {
+/// The same of some entries of the catalogue, each by itself, by its key.
+pub fn unmerged(labelled: &Labelled, some: impl Fn(&Entry) -> bool) -> Vec<(String, Hypothesis)> {
     let scene = Scene::new(&labelled.program.graph);
     // Roundings are a matter of arithmetic.
-    let kinds: Vec<&Entry> = entries().filter(|entry| !(entry.recognised || entry.rounds)).collect();
+    let kinds = entries().filter(|entry| !(entry.recognised || entry.rounds) && some(entry));
+    let kinds: Vec<&Entry> = kinds.collect();
     let all = kinds.into_par_iter().flat_map_iter(|entry| of_entry(entry, &scene, labelled));
     all.map(|one| (one.key.clone(), one)).collect()
 }
@@ -335,7 +335,9 @@ fn nodes_of(whole: &Hypothesis, wants: &dyn Fn(Id, &[Injected]) -> bool) -> BTre
 
 /// The same hypotheses in another graph of the same model, whose nodes are others; `None` where one has no place in it.
 pub fn again(labelled: &Labelled, layers: u32, which: &[&Hypothesis]) -> Vec<Option<Hypothesis>> {
-    let mut known: HashMap<String, Hypothesis> = unmerged(labelled).into_iter().collect();
+    let names: HashSet<&str> = which.iter().map(|one| mistake(&one.key)).collect();
+    let mut known: HashMap<String, Hypothesis> =
+        unmerged(labelled, |entry| names.contains(entry.name)).into_iter().collect();
     known.extend(skipped(labelled).into_iter().map(|one| (one.key.clone(), one)));
     let one = |one: &&Hypothesis| {
         if let Some(layer) = one.repeats() {

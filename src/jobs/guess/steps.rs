@@ -1,7 +1,7 @@
 //! What an engine says that computes one step after the other, with mistakes whose effect depends on which rows are computed
 //! together: a single pass over all of them makes them otherwise.
 
-use parity_graph::fault::find;
+use parity_graph::fault::Entry;
 
 use super::Model;
 use super::hypotheses::{self, Hypothesis};
@@ -38,10 +38,9 @@ pub fn stepwise(model: Model<'_>, prompt: &[u32]) -> Result<Vec<Hypothesis>> {
     for (ids, first) in [(&[0][..], prompt.len()), (prompt, 0)] {
         let at = At { first, context: prompt.len() + 1, outputs: 1, prompt: prompt.len() - first };
         let pass = Prompt::step(model, ids, at)?;
-        for (_, one) in hypotheses::unmerged(&pass.labelled) {
-            let is_later = || find(hypotheses::mistake(&one.key)).is_some_and(|entry| entry.later);
-            let is_one = is_by_row(&one) || is_later();
-            if is_one && !out.iter().any(|known| known.key == one.key) {
+        let is_one = |entry: &Entry| entry.later || BY_ROW.contains(&entry.name);
+        for (_, one) in hypotheses::unmerged(&pass.labelled, is_one) {
+            if !out.iter().any(|known| known.key == one.key) {
                 out.push(Hypothesis { stepwise: true, ..one });
             }
         }
