@@ -26,6 +26,7 @@ mod further;
 mod fused_ops;
 mod graphs;
 mod history;
+mod instead;
 mod kinds;
 mod labelled;
 mod likely;

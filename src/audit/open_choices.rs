@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use parity_graph::Op;
 
 use super::bridge::{Unseen, across, moved};
+use super::instead::Instead;
 use super::{
     Exact, Findings, Labelled, Steps, Tensor, chosen_experts, exact, kinds, lost_steps, storage_types,
 };
@@ -16,16 +17,15 @@ use crate::checkpoint::Checkpoint;
 use crate::engine::op_by_op::{Conductor, Machine, Node, Unknown, Value};
 use crate::error::Result;
 use crate::gguf::Gguf;
-use crate::numerics::{Numerics, Storage};
+use crate::numerics::Storage;
 use crate::ops::Args;
 
 /// The orders of experts, by step and node.
-type Orders = HashMap<(usize, Checkpoint), Tensor>;
+pub type Orders = HashMap<(usize, Checkpoint), Tensor>;
 
-/// A recording with the choices of experts that what follows tells.
-pub struct Choosing<'a> {
-    steps: &'a dyn Steps,
-    orders: Orders,
+/// The choices of experts that what follows tells.
+pub struct Told {
+    pub orders: Orders,
     /// The sums that tell them.
     pub sums: HashSet<Checkpoint>,
 }
@@ -34,12 +34,12 @@ pub struct Choosing<'a> {
 ///
 /// # Errors
 /// Those of the machine.
-pub fn told<'a>(
-    steps: &'a dyn Steps,
+pub fn told(
+    steps: &dyn Steps,
     graphs: &[(usize, &Labelled)],
     gguf: &Gguf,
     findings: &Findings,
-) -> Result<Option<Choosing<'a>>> {
+) -> Result<Option<Told>> {
     let is_unknown = |order: Checkpoint| {
         let is_judged = findings.nodes.get(&order).is_some_and(|order| order.judged > 0);
         findings.order.contains(&order) && !is_judged
@@ -51,7 +51,6 @@ pub fn told<'a>(
         return Ok(None);
     }
     let [own, other] = both(steps, graphs, gguf, &sums)?;
-    let with = |orders: &Orders| Choosing { steps, orders: orders.clone(), sums: sums.clone() };
     let mut told = own.clone();
     for sum in &sums {
         let Some(order) = order_of(*sum) else { continue };
@@ -61,7 +60,9 @@ pub fn told<'a>(
             .flat_map(|(key, own)| differing(own, &other[key]))
             .collect();
         let distances = |orders: &Orders| -> Result<Option<Vec<f64>>> {
-            Ok(exact(&with(orders), graphs, gguf, *sum, &open)?.map(|rows| distances(&rows)))
+            let of = |step, id| orders.get(&(step, id)).cloned().map(Some);
+            let with = Instead { steps, of: &of, chosen: &|_| true };
+            Ok(exact(&with, graphs, gguf, *sum, &open)?.map(|rows| distances(&rows)))
         };
         let (Some(of_own), Some(of_other)) = (distances(&own)?, distances(&other)?) else { continue };
         let nearer = open.iter().zip(of_own.iter().zip(&of_other)).filter(|(_, (own, other))| other < own);
@@ -76,7 +77,7 @@ pub fn told<'a>(
             }
         }
     }
-    Ok(Some(Choosing { orders: told, ..with(&own) }))
+    Ok(Some(Told { orders: told, sums }))
 }
 
 /// The order that a node behind a mixture is of.
@@ -173,48 +174,5 @@ impl Conductor<f64> for Looks<'_> {
         let attention = Arithmetic::EXACT;
         let unseen = Unseen { attention, products: None, parts: 1, recorded: None };
         Ok(across(steps, node, args, (self.kept[node.id], &unseen, false)))
-    }
-}
-
-impl Steps for Choosing<'_> {
-    fn knows_caches(&self, step: usize) -> bool {
-        self.steps.knows_caches(step)
-    }
-
-    fn is_chosen(&self, row: Option<u32>) -> bool {
-        self.steps.is_chosen(row)
-    }
-
-    fn tensor(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor> {
-        self.orders.get(&(step, checkpoint)).cloned().or_else(|| self.steps.tensor(step, checkpoint))
-    }
-
-    fn rows(&self, step: usize, checkpoint: Checkpoint) -> Option<usize> {
-        let own = self.orders.get(&(step, checkpoint)).map(|order| order.positions.len());
-        own.or_else(|| self.steps.rows(step, checkpoint))
-    }
-
-    fn fed(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor> {
-        self.steps.fed(step, checkpoint)
-    }
-
-    fn leaf(&self, step: usize, name: &str) -> Option<Vec<f64>> {
-        self.steps.leaf(step, name)
-    }
-
-    fn positions(&self, step: usize) -> Vec<u32> {
-        self.steps.positions(step)
-    }
-
-    fn is_own_graph(&self) -> bool {
-        self.steps.is_own_graph()
-    }
-
-    fn declared(&self) -> Option<Numerics> {
-        self.steps.declared()
-    }
-
-    fn ranks(&self) -> Option<usize> {
-        self.steps.ranks()
     }
 }

@@ -6,11 +6,11 @@
 
 use std::collections::HashSet;
 
-use super::{Finding, Findings, How, Labelled, Steps, Tensor, loaded, open_choices, passes, reads};
+use super::instead::Instead;
+use super::{Finding, Findings, How, Labelled, Steps, loaded, open_choices, passes, reads};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use crate::gguf::Gguf;
-use crate::numerics::Numerics;
 
 /// What is missing of a reader that is not judged without its inputs.
 const UNKNOWN: &str = "what it was computed from, which is recorded wrongly";
@@ -37,8 +37,10 @@ pub fn audit(
 
 fn judged(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf, how: &How<'_>) -> Result<Findings> {
     let mut findings = passes::audit(steps, graphs, gguf, how)?;
-    if let Some(chosen) = open_choices::told(steps, graphs, gguf, &findings)? {
-        let wants = |id: Checkpoint| chosen.sums.contains(&id);
+    if let Some(told) = open_choices::told(steps, graphs, gguf, &findings)? {
+        let wants = |id: Checkpoint| told.sums.contains(&id);
+        let of = |step, id| told.orders.get(&(step, id)).cloned().map(Some);
+        let chosen = Instead { steps, of: &of, chosen: &|_| true };
         let again = passes::audit(&chosen, graphs, gguf, &How { wants: &wants, ..*how })?;
         for (id, mut found) in again.nodes.into_iter().filter(|(id, found)| wants(*id) && found.judged > 0) {
             found.bridged.extend(open_choices::order_of(id));
@@ -60,8 +62,10 @@ fn judged(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf, how: &H
     let rows: HashSet<u32> = audits.flat_map(|audit| audit.rows_beyond).collect();
     let wants = |id: Checkpoint| readers.contains(&id);
     let how = How { rows: how.rows, wants: &wants, diagnose: None, look: None };
+    let chosen = |row: Option<u32>| row.is_some_and(|row| rows.contains(&row));
     let without = |hidden: HashSet<Checkpoint>| {
-        passes::bounded(&Hiding { steps, hidden: &hidden, rows: &rows }, graphs, gguf, &how)
+        let of = |_, id| hidden.contains(&id).then_some(None);
+        passes::bounded(&Instead { steps, of: &of, chosen: &chosen }, graphs, gguf, &how)
     };
     let as_recorded = without(HashSet::new())?;
     let mut past = without(readers.iter().flat_map(wrong_inputs).collect())?;
@@ -84,49 +88,4 @@ fn judged(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf, how: &H
         findings.nodes.insert(*reader, found);
     }
     Ok(findings)
-}
-
-/// A recording without some of its nodes, of which some rows are looked at.
-struct Hiding<'a> {
-    steps: &'a dyn Steps,
-    hidden: &'a HashSet<Checkpoint>,
-    rows: &'a HashSet<u32>,
-}
-
-impl Steps for Hiding<'_> {
-    fn knows_caches(&self, step: usize) -> bool {
-        self.steps.knows_caches(step)
-    }
-
-    fn is_chosen(&self, row: Option<u32>) -> bool {
-        self.steps.is_chosen(row) && row.is_some_and(|row| self.rows.contains(&row))
-    }
-
-    fn tensor(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor> {
-        self.steps.tensor(step, checkpoint).filter(|_| !self.hidden.contains(&checkpoint))
-    }
-
-    fn rows(&self, step: usize, checkpoint: Checkpoint) -> Option<usize> {
-        self.steps.rows(step, checkpoint).filter(|_| !self.hidden.contains(&checkpoint))
-    }
-
-    fn fed(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor> {
-        self.steps.fed(step, checkpoint)
-    }
-
-    fn leaf(&self, step: usize, name: &str) -> Option<Vec<f64>> {
-        self.steps.leaf(step, name)
-    }
-
-    fn positions(&self, step: usize) -> Vec<u32> {
-        self.steps.positions(step)
-    }
-
-    fn is_own_graph(&self) -> bool {
-        self.steps.is_own_graph()
-    }
-
-    fn declared(&self) -> Option<Numerics> {
-        self.steps.declared()
-    }
 }

@@ -7,7 +7,6 @@ use parity::arithmetic::Arithmetic;
 use parity::engine::op_by_op::Machine;
 use parity::gguf::Gguf;
 use parity::model::builders::{Shape, build, inputs};
-use parity_dump::Element;
 use parity_graph::text;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 
@@ -35,13 +34,7 @@ fn record(model: &Path, dump: &Path) {
     let mut writer = writer(model, dump, "llama.cpp");
     let number = Some(writer.graph(&text::write(&graph)).unwrap());
     let step = Step { tokens: &tokens, first: 0, graph: &graph, number, given: &given };
-    let how = How {
-        kept: Element::F32,
-        mistake: &|_, _| None,
-        some: &|_| true,
-        written: &|_, _| {},
-        stores: |x| x,
-    };
+    let how = How::healthy();
     step.record(&mut Machine::<f64>::new(&gguf, Arithmetic::EXACT), &mut writer, &how);
     writer.finish().unwrap();
 }

@@ -10,6 +10,7 @@ use parity::checkpoint::{Checkpoint, Kind};
 use parity::ops::Args;
 use parity_dump::Element;
 
+use crate::formulas::softmax;
 use crate::support::edited::MODEL;
 use crate::support::graphs::foreign::Engine;
 use crate::support::graphs::record::Mistake;
@@ -121,13 +122,11 @@ fn attention(args: &Args<'_, f64>, cache: Cache, scale: f32) -> Vec<f64> {
             product * args.params.float(0) * scale
         };
         let scores: Vec<f32> = (0..=row).map(score).collect();
-        let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let weights: Vec<f32> = scores.iter().map(|score| (score - largest).exp()).collect();
-        let sum: f32 = weights.iter().sum();
+        let weights = softmax(&scores);
         let mut own = vec![0f64; width];
         for (at, weight) in weights.iter().enumerate() {
             let value = cached(false, head, at);
-            own.iter_mut().zip(&value).for_each(|(own, v)| *own += f64::from(weight / sum * v));
+            own.iter_mut().zip(&value).for_each(|(own, v)| *own += f64::from(weight * v));
         }
         out.extend(own);
     }

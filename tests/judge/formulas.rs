@@ -63,6 +63,14 @@ impl Attention {
     }
 }
 
+/// The weights that scores come to, in f32.
+pub fn softmax(scores: &[f32]) -> Vec<f32> {
+    let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let weights: Vec<f32> = scores.iter().map(|score| (score - largest).exp()).collect();
+    let sum: f32 = weights.iter().sum();
+    weights.iter().map(|weight| weight / sum).collect()
+}
+
 /// Attention in f32 but for its scores; its weights are not rounded, as in fused kernels.
 fn attention(args: &Args<'_, f64>, how: Attention) -> Vec<f64> {
     let [_, rows, heads, width] = args.shape;
@@ -79,13 +87,11 @@ fn attention(args: &Args<'_, f64>, how: Attention) -> Vec<f64> {
             how.cap.map_or(scaled, |cap| (how.round)(cap * (how.round)(((how.round)(scaled / cap)).tanh())))
         };
         let scores: Vec<f32> = (0..=row).map(score).collect();
-        let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let weights: Vec<f32> = scores.iter().map(|score| (score - largest).exp()).collect();
-        let sum: f32 = weights.iter().sum();
+        let weights = softmax(&scores);
         let mut own = vec![0f64; width];
         for (at, weight) in weights.iter().enumerate() {
             let value = v.row([0, head / group, at]);
-            own.iter_mut().zip(value.iter()).for_each(|(own, v)| *own += f64::from(weight / sum) * v);
+            own.iter_mut().zip(value.iter()).for_each(|(own, v)| *own += f64::from(*weight) * v);
         }
         out.extend(own);
     }

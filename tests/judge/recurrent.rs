@@ -8,7 +8,6 @@ use parity::arithmetic::Arithmetic;
 use parity::checkpoint::Checkpoint;
 use parity::engine::op_by_op::Machine;
 use parity::gguf::{DType, Gguf, Value as Metadata};
-use parity_dump::Element;
 use parity_graph::text;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::Value as Json;
@@ -138,13 +137,7 @@ impl Case {
             };
             let (number, given) = (Some(number), given(tokens));
             let of_step = Step { tokens, first, graph: &graph, number, given: &given };
-            let how = record::How {
-                kept: Element::F32,
-                mistake: &|_, _| None,
-                some: &|_| true,
-                written: &scan,
-                stores: |x| x,
-            };
+            let how = record::How { written: &scan, ..record::How::healthy() };
             of_step.record(&mut machine, &mut writer, &how);
             first += count;
         }

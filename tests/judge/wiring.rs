@@ -7,7 +7,6 @@ use parity::arithmetic::Arithmetic;
 use parity::engine::op_by_op::Machine;
 use parity::gguf::Gguf;
 use parity::model::builders::{Cache, Shape, build, inputs};
-use parity_dump::Element;
 use parity_graph::params::field;
 use parity_graph::{Graph, Op, text};
 use serde_json::Value;
@@ -200,13 +199,7 @@ fn a_mask_that_shows_other_cells_is_the_divergence() {
         let mut writer = record::writer(&case.model(), &dump, "llama.cpp");
         let number = Some(writer.graph(&text::write(&graph)).unwrap());
         let step = Step { tokens: &tokens, first: 0, graph: &graph, number, given: &given };
-        let how = How {
-            kept: Element::F32,
-            mistake: &|_, _| None,
-            some: &|_| true,
-            written: &|_, _| {},
-            stores: |x| x,
-        };
+        let how = How::healthy();
         step.record(&mut Machine::<f64>::new(&gguf, Arithmetic::EXACT), &mut writer, &how);
         writer.finish().unwrap();
         dump

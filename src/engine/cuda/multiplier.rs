@@ -78,7 +78,7 @@ impl<'m> Multiplier<'m> {
         let mut place = self.place()?;
         place.device.bind()?;
         let found = match self.weight(&mut place, stored)? {
-            Some(weight) => place.products_of(weight, lanes, &self.shared)?,
+            Some(weight) => place.products_of(weight, lanes, self)?,
             None => None,
         };
         self.free().push(place);
@@ -160,7 +160,7 @@ impl Place {
         &mut self,
         weight: Weight,
         lanes: &[Cow<'_, [f32]>],
-        shared: &Mutex<Shared>,
+        of: &Multiplier<'_>,
     ) -> Result<Option<Vec<Vec<f32>>>> {
         let values: usize = lanes.iter().map(|rows| rows.len()).sum();
         let (n, each) = (values / weight.columns, weight.outputs);
@@ -174,7 +174,7 @@ impl Place {
         };
         put_side_by_side(lanes, from.bytes_mut());
         self.device.upload(&from.bytes()[..values * size_of::<f32>()], x.address)?;
-        let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = of.shared();
         let cores = TensorCores {
             tf32: self.device.capability.0 >= calls::TF32_SINCE,
             warpgroups: shared.modules.warpgroups,

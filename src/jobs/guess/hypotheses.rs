@@ -189,17 +189,16 @@ pub const HEALTHY: &str = "healthy";
 /// The catalogue's mistakes in a graph, each with its values, in all layers; those that are the same rewrites are one.
 pub fn everywhere(labelled: &Labelled) -> Vec<Hypothesis> {
     // What leaves the first step as it is needs several.
-    merged(unmerged(labelled, |entry| !entry.later).into_iter().map(|(_, one)| one).collect())
+    merged(unmerged(labelled, |entry| !entry.later))
 }
 
-/// The same of some entries of the catalogue, each by itself, by its key.
-pub fn unmerged(labelled: &Labelled, some: impl Fn(&Entry) -> bool) -> Vec<(String, Hypothesis)> {
+/// The same of some entries of the catalogue, each by itself.
+pub fn unmerged(labelled: &Labelled, some: impl Fn(&Entry) -> bool) -> Vec<Hypothesis> {
     let scene = Scene::new(&labelled.program.graph);
     // Roundings are a matter of arithmetic.
     let kinds = entries().filter(|entry| !(entry.recognised || entry.rounds) && some(entry));
     let kinds: Vec<&Entry> = kinds.collect();
-    let all = kinds.into_par_iter().flat_map_iter(|entry| of_entry(entry, &scene, labelled));
-    all.map(|one| (one.key.clone(), one)).collect()
+    kinds.into_par_iter().flat_map_iter(|entry| of_entry(entry, &scene, labelled)).collect()
 }
 
 /// One mistake with each of its values, wherever it has a place.
@@ -336,9 +335,8 @@ fn nodes_of(whole: &Hypothesis, wants: &dyn Fn(Id, &[Injected]) -> bool) -> BTre
 /// The same hypotheses in another graph of the same model, whose nodes are others; `None` where one has no place in it.
 pub fn again(labelled: &Labelled, layers: u32, which: &[&Hypothesis]) -> Vec<Option<Hypothesis>> {
     let names: HashSet<&str> = which.iter().map(|one| mistake(&one.key)).collect();
-    let mut known: HashMap<String, Hypothesis> =
-        unmerged(labelled, |entry| names.contains(entry.name)).into_iter().collect();
-    known.extend(skipped(labelled).into_iter().map(|one| (one.key.clone(), one)));
+    let all = unmerged(labelled, |entry| names.contains(entry.name)).into_iter().chain(skipped(labelled));
+    let known: HashMap<String, Hypothesis> = all.map(|one| (one.key.clone(), one)).collect();
     let one = |one: &&Hypothesis| {
         if let Some(layer) = one.repeats() {
             return repeated(layers).nth(layer as usize);

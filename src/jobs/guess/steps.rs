@@ -39,7 +39,7 @@ pub fn stepwise(model: Model<'_>, prompt: &[u32]) -> Result<Vec<Hypothesis>> {
         let at = At { first, context: prompt.len() + 1, outputs: 1, prompt: prompt.len() - first };
         let pass = Prompt::step(model, ids, at)?;
         let is_one = |entry: &Entry| entry.later || BY_ROW.contains(&entry.name);
-        for (_, one) in hypotheses::unmerged(&pass.labelled, is_one) {
+        for one in hypotheses::unmerged(&pass.labelled, is_one) {
             if !out.iter().any(|known| known.key == one.key) {
                 out.push(Hypothesis { stepwise: true, ..one });
             }

@@ -47,7 +47,7 @@ impl Engine<'_> {
         step.record(
             &mut machine,
             &mut writer,
-            &How { kept, mistake, some: &is_exposed, written: &|_, _| {}, stores: self.stores },
+            &How { kept, mistake, some: &is_exposed, stores: self.stores, ..How::healthy() },
         );
         writer.finish().unwrap();
     }

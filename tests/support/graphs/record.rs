@@ -62,7 +62,7 @@ fn record_in(
     let number = (!foreign).then(|| writer.graph(&text::write(graph)).unwrap());
     let mut machine = Machine::<f64>::new(&gguf, Arithmetic::EXACT);
     let step = Step { tokens: &tokens, first: 0, graph, number, given: &given };
-    step.record(&mut machine, &mut writer, &How { kept, mistake, some, written: &|_, _| {}, stores: |x| x });
+    step.record(&mut machine, &mut writer, &How { kept, mistake, some, ..How::healthy() });
     writer.finish().unwrap();
 }
 
@@ -96,6 +96,13 @@ pub struct How<'a> {
     pub written: &'a dyn Fn(Checkpoint, &mut Vec<f64>),
     /// What becomes of a value on its way to the type that it is kept in.
     pub stores: fn(f64) -> f64,
+}
+
+impl How<'_> {
+    /// In f32, all of it, without a mistake.
+    pub fn healthy() -> Self {
+        How { kept: Element::F32, mistake: &|_, _| None, some: &|_| true, written: &|_, _| {}, stores: |x| x }
+    }
 }
 
 impl Step<'_> {
