@@ -211,6 +211,13 @@ impl Finding {
         self.arithmetic.extend(&self.computed_in);
     }
 
+    /// Takes what was simulated for what rounding explains of it, relative.
+    pub fn narrow(&mut self, band: f64) {
+        let [_, values, bounds] = &mut self.squares;
+        *bounds = band.powi(2) * *values;
+        self.arithmetic.insert("what rounding explains of it was simulated");
+    }
+
     /// Notes that nothing but this attention before it explains it.
     pub fn only_with(&mut self, attention: &'static str) {
         self.computed_in.insert(attention);

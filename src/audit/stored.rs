@@ -9,9 +9,14 @@ use crate::arithmetic::{Arithmetic, Flash, Packed, Storing, round};
 use crate::engine::op_by_op::Carried;
 use crate::gguf::DType;
 use crate::numerics::Storage;
-use crate::ops::bound::storage;
+use crate::ops::bound::{storage, storage_unit};
 use crate::ops::source::Data;
 use crate::ops::{Args, Source, Strided};
+
+/// The slot of attention's keys.
+const KEYS: usize = 1;
+/// Stands for scores among the slots of sources that are disturbed.
+const SCORES: usize = usize::MAX - 2;
 
 /// Values of sources as an arithmetic has them, where that is not as they lie in memory.
 pub struct Narrowed {
@@ -121,6 +126,14 @@ impl Narrowed {
             let (values, _) = narrowed.get_or_insert_with(|| (source.values().into_owned(), source.shape()));
             for (i, value) in values.iter_mut().enumerate() {
                 *value += STEPS.sqrt() * storage(dtype, *value) * draw(slot, i);
+            }
+            // A score is rounded as a whole, as if all of its key were off by one factor: what its products sum to may be many times
+            // what their errors do.
+            if *op == Op::FlashAttn && slot == KEYS {
+                for (row, key) in values.chunks_mut(source.shape()[3].max(1)).enumerate() {
+                    let factor = 1.0 + STEPS.sqrt() * storage_unit(kept) * draw(SCORES, row);
+                    key.iter_mut().for_each(|value| *value *= factor);
+                }
             }
         }
     }

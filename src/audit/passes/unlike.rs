@@ -1,38 +1,66 @@
-//! Attention of one layer that nothing but rounding in any order explains, where in most layers its steps are followed: an
-//! engine computes nodes of one kind alike in all layers, and what rounding in any order explains hides most mistakes.
+//! Attention that nothing but rounding in any order explains, which at its worst hides most mistakes. Of one layer it is no
+//! arithmetic where in most layers its steps are followed: an engine computes nodes of one kind alike in all layers. Of all
+//! layers it is held to what roundings come to by chance, which is simulated: a hundredth of the worst case, as a rule.
 
+use super::super::best::Simulated;
 use super::super::coarseness;
 use super::super::finding::{Finding, MISTAKES_SHOW};
 use super::super::storage_types::readings;
 use super::Findings;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::numerics::Storage;
-use crate::ops::bound::UNIT_F32;
+use crate::ops::bound::{HEALTHY, UNIT_F32};
 
 /// What such an attention needs.
 const NEEDS: &str = "attn_scores and attn_probs: what explains attention in the other layers does not explain it, and \
                      rounding in any order would hide a mistake";
 
+/// What attention needs that is off by more than simulated roundings leave of it.
+const NEEDS_STEPS: &str = "attn_scores and attn_probs: it is off by more than roundings come to by chance, and the worst that they \
+                           may come to would hide a mistake";
+
 /// Takes such attention for undecided.
 pub fn doubt(findings: &mut Findings) {
-    let in_any_order: Vec<&str> =
-        [Storage::F16, Storage::Bf16].into_iter().filter_map(readings).map(|[kept, _]| kept).collect();
-    let is_followed = |finding: &Finding| in_any_order.iter().all(|name| !finding.computed_in.contains(name));
     let is_attention = |(id, finding): &(&Checkpoint, &Finding)| {
         id.kind() == Kind::AttnCtx && finding.judged > 0 && finding.is_healthy()
     };
     let of_layers = findings.nodes.iter().filter(is_attention);
-    let (followed, others): (Vec<_>, Vec<_>) = of_layers.partition(|(_, finding)| is_followed(finding));
-    if followed.len() <= others.len() {
-        return;
+    let (others, followed): (Vec<_>, Vec<_>) = of_layers.partition(|(_, finding)| is_in_any_order(finding));
+    if followed.len() > others.len() {
+        for id in hiding(findings).collect::<Vec<Checkpoint>>() {
+            let finding = findings.at(id);
+            *finding = finding.as_undecided(NEEDS);
+        }
     }
+}
+
+/// Attention that nothing but rounding in any order explains, which at its worst comes to as much as mistakes do.
+pub fn hiding(findings: &Findings) -> impl Iterator<Item = Checkpoint> {
     let hides = |finding: &Finding| finding.band().is_some_and(|band| !(band <= MISTAKES_SHOW));
-    let unlike: Vec<Checkpoint> =
-        others.into_iter().filter(|(_, finding)| hides(finding)).map(|(id, _)| *id).collect();
-    for id in unlike {
-        let finding = findings.at(id);
-        *finding = finding.as_undecided(NEEDS);
+    let is = move |(id, finding): &(&Checkpoint, &Finding)| {
+        id.kind() == Kind::AttnCtx
+            && finding.judged > 0
+            && finding.is_healthy()
+            && is_in_any_order(finding)
+            && hides(finding)
+    };
+    findings.nodes.iter().filter(is).map(|(id, _)| *id)
+}
+
+/// Takes what was simulated of such an attention for all that rounding may come to in it; where it is off by more, nothing
+/// tells a mistake from what the worst case of all roundings explains.
+pub fn take(finding: &mut Finding, simulated: &Simulated) {
+    if simulated.over <= HEALTHY {
+        finding.narrow(simulated.band);
+    } else {
+        *finding = finding.as_undecided(NEEDS_STEPS);
     }
+}
+
+/// Whether its roundings are in any order.
+fn is_in_any_order(finding: &Finding) -> bool {
+    let mut names = [Storage::F16, Storage::Bf16].into_iter().filter_map(readings);
+    names.any(|[kept, _]| finding.computed_in.contains(kept))
 }
 
 /// Up to how many times its bound a node is barely wrong.
