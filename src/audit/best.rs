@@ -19,6 +19,8 @@ pub struct Simulated {
     pub over: f64,
     /// Position of that row.
     pub position: u32,
+    /// How many rows are further off than rounding explains there, of all.
+    pub beyond: f64,
     /// Unit roundoff of the type that values were taken to be kept in.
     pub unit: f64,
     /// The type that keys and values were taken to be cached in, where it is not that of other values.

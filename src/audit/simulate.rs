@@ -161,21 +161,19 @@ fn possible(
     attentions::caches(steps).into_iter().flat_map(with).collect()
 }
 
-/// What f32 explains of some nodes.
+/// What one arithmetic explains of some nodes.
 ///
 /// # Errors
 /// Those of the machine.
-pub fn in_f32(
+pub fn in_one(
     steps: &dyn Steps,
     graphs: &[(usize, &Labelled)],
     gguf: &Gguf,
+    arithmetic: Arithmetic,
     open: &IndexSet<Checkpoint>,
 ) -> Result<IndexMap<Checkpoint, Simulated>> {
-    Stretch { steps, graphs, gguf, is_known: &|_| true, shown: None, attention: None }.simulated(
-        Arithmetic::EXACT,
-        open,
-        RUNS,
-    )
+    let stretch = Stretch { steps, graphs, gguf, is_known: &|_| true, shown: None, attention: None };
+    stretch.simulated(arithmetic, open, RUNS)
 }
 
 /// How many times what a single disturbed execution explains an arithmetic may leave of a scout: several lie a few per cent
@@ -299,12 +297,14 @@ fn weigh(steps: &dyn Steps, id: Checkpoint, exact: &Rows, runs: &[Rows]) -> Opti
     let over = |row: &(u32, f64, f64, f64)| row.1 / (SCATTER * row.2.max(spread * row.3));
     let worst = rows.iter().max_by(|a, b| over(a).total_cmp(&over(b)))?;
     let band = SCATTER * spread;
+    let beyond = rows.iter().filter(|row| !(over(row) <= HEALTHY)).count() as f64 / rows.len() as f64;
     let (over, position, unit) = (over(worst), worst.0, storage_unit(Storage::F32));
     Some(Simulated {
         distance,
         band,
         over,
         position,
+        beyond,
         unit,
         cache: None,
         declares_cache: false,

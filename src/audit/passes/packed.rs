@@ -4,11 +4,14 @@
 //! An engine keeps them alike in all layers. So nothing is tried unless no layer's attention is explained as it would be
 //! without such a cache.
 
+use indexmap::IndexSet;
+
 use super::super::attentions::attends;
+use super::super::best::Simulated;
 use super::super::finding::MISTAKES_SHOW;
-use super::super::{coarseness, name_of_cache};
+use super::super::{coarseness, name_of_cache, simulate};
 use super::{Assumed, DIAGNOSED_MAX, Findings, Passes};
-use crate::arithmetic::Packed;
+use crate::arithmetic::{Arithmetic, Packed};
 use crate::audit::Finding;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
@@ -87,27 +90,23 @@ impl Passes<'_> {
         Ok(())
     }
 
-    /// Takes attention for undecided that is off by little in all rows, or in half of those of a narrow engine, has no name and is wrong in every layer, where eight
-    /// bits of any kind would explain it in most: a mistake in a few rows or layers, or one of the catalogue, is none. Where such
-    /// a cache is declared, so is what follows attention that was not recorded.
+    /// Takes attention for undecided that is off by little, has no name and is wrong in every layer, where eight bits of any kind
+    /// would explain it in most: a mistake in a few rows or layers, or one of the catalogue, is none. Where such a cache is
+    /// declared, so is what follows attention that was not recorded.
     pub(super) fn doubt_eight_bits(&self, assumed: &Assumed, findings: &mut Findings) -> Result<()> {
         let wrong = wrong_attention(findings);
-        // What an engine of a narrower type rounds itself hides what the cache rounds in some rows.
-        let share = if assumed.kept == Storage::F32 { 1 } else { 2 };
-        let is_open = |id: &Checkpoint| {
-            let finding = &findings.nodes[id];
-            let is_faint = finding.audit().is_some_and(|audit| {
-                let beyond = audit.rows_beyond.len() as u64;
-                audit.local.rel_l2 <= MOST && share * beyond >= audit.local.rows
-            });
-            is_faint && finding.diagnosis().0.is_empty()
-        };
-        let mut open: Vec<Checkpoint> = wrong.iter().filter(|id| is_open(id)).copied().collect();
         let is_everywhere = healthy_attention(findings).next().is_none() && wrong.len() > 1;
-        if assumed.packed.is_none() && is_everywhere && 2 * open.len() > wrong.len() {
+        if assumed.packed.is_none() && is_everywhere {
+            let open = self.faint(assumed, findings, &wrong)?;
             let tried = Assumed { packed: Some(("", Packed::Eight)), ..assumed.clone() };
-            let found = self.run(&tried, &|id| open.contains(&id))?;
-            open.retain(|id| found.nodes.get(id).is_some_and(|found| found.judged > 0 && found.is_healthy()));
+            let found = match 2 * open.len() > wrong.len() {
+                true => self.run(&tried, &|id| open.contains(&id))?,
+                false => Findings::default(),
+            };
+            let is_explained = |id: &Checkpoint| {
+                found.nodes.get(id).is_some_and(|found| found.judged > 0 && found.is_healthy())
+            };
+            let open: Vec<Checkpoint> = open.into_iter().filter(is_explained).collect();
             if 2 * open.len() > wrong.len() {
                 open.iter().for_each(|id| findings.nodes[id] = findings.nodes[id].as_undecided(NEEDS));
             }
@@ -119,6 +118,36 @@ impl Passes<'_> {
             behind.for_each(|finding| *finding = finding.as_undecided(NEEDS));
         }
         Ok(())
+    }
+}
+
+impl Passes<'_> {
+    /// Those of some attention that are off by little, have no name, and are off in all rows. Of a narrow engine in half of them,
+    /// beyond its bound or beyond what roundings come to by chance: their worst case hides what the cache rounds.
+    fn faint(&self, assumed: &Assumed, findings: &Findings, wrong: &[Checkpoint]) -> Result<Vec<Checkpoint>> {
+        let kept = assumed.kept;
+        let share = if kept == Storage::F32 { 1 } else { 2 };
+        let (mut faint, mut open) = (Vec::new(), IndexSet::new());
+        for id in wrong {
+            let finding = &findings.nodes[id];
+            let local = finding.audit().map(|audit| audit.local);
+            let Some(local) = local.filter(|local| local.rel_l2 <= MOST && finding.diagnosis().0.is_empty())
+            else {
+                continue;
+            };
+            if share * finding.rows_beyond() as u64 >= local.rows {
+                faint.push(*id);
+            } else if kept != Storage::F32 {
+                open.insert(*id);
+            }
+        }
+        if !open.is_empty() {
+            let narrow = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
+            let by_chance = simulate::in_one(self.steps, self.graphs, self.gguf, narrow, &open)?;
+            let is_off = |(_, found): &(Checkpoint, Simulated)| share as f64 * found.beyond >= 1.0;
+            faint.extend(by_chance.into_iter().filter(is_off).map(|(id, _)| id));
+        }
+        Ok(faint)
     }
 }
 
