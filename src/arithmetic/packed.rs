@@ -100,7 +100,7 @@ impl Packed {
                     error.iter_mut().zip(values).for_each(|(error, x)| *error += unit * x.abs());
                 }
                 Packed::Eight => {
-                    let (mantissa, ..) = Float::E4m3.form();
+                    let (mantissa, ..) = Float::E5m2.form();
                     let (of_float, of_whole) = (0.5f64.powi(mantissa + 1), largest / WHOLE_MAX / 2.0);
                     let half = |x: f64| (of_float * x.abs()).max(of_whole);
                     error.iter_mut().zip(values).for_each(|(error, x)| *error += half(*x));
@@ -172,7 +172,7 @@ mod tests {
         let (values, error) = kept(Packed::Scaled(Storage::F16), &[2.0, -0.5]);
         assert_eq!((values, error), (vec![2.0, -0.5], vec![2.0 / 2048.0, 0.5 / 2048.0]));
         let (_, error) = kept(Packed::Eight, &[25.4, 0.01]);
-        assert!((error[0] - 25.4 / 16.0).abs() < 1e-12 && (error[1] - 0.1).abs() < 1e-12, "{error:?}");
+        assert!((error[0] - 25.4 / 8.0).abs() < 1e-12 && (error[1] - 0.1).abs() < 1e-12, "{error:?}");
         let mut error = vec![0.001];
         Packed::Float(Float::E4m3, false).keep(1, &mut [1.07], &mut error);
         assert!(error[0] >= 0.125, "{error:?}");

@@ -14,7 +14,7 @@ use parity_graph::Op;
 use super::node::{Held, Hypothesis, Sight, judge};
 use super::{Checkpoint, Findings};
 use crate::arithmetic::backend::{Backend, VECTOR_ROWS, VULKAN_FEW, untested};
-use crate::arithmetic::{Arithmetic, Narrow};
+use crate::arithmetic::{Arithmetic, Flash, Narrow};
 use crate::gguf::DType;
 use crate::ops::bound::UNIT_F16;
 use crate::ops::{Args, Rule, Source, Strided};
@@ -77,6 +77,8 @@ pub struct Devices {
     followed: BTreeSet<Class>,
     /// What products were recognised to be computed in.
     recognised: HashMap<Product, Arithmetic>,
+    /// What attention shared among threads was computed in last: a program has as many all the time.
+    shared: Option<Arithmetic>,
     /// Nodes that sums in any order alone explain, and how far they are from the nearest order that is known.
     unordered: Vec<(Checkpoint, Class, f64)>,
     /// With what may speak against them: nothing where the backend is not tested.
@@ -94,6 +96,8 @@ impl Devices {
         (recorded, sight): (&[f64], &Sight<'_>),
         held: &Held,
     ) {
+        let is_shared = |one: &Arithmetic| matches!(one.flash, Flash::Split(_));
+        self.shared = held.under.filter(|one| held.is_healthy() && is_shared(one)).or(self.shared);
         let kind = Kind::of(&rule.op, args, backend.and_then(Backend::of));
         let is_tested = backend.and_then(untested).is_none();
         let class = backend.and_then(Backend::of).filter(|_| is_tested).map(|backend| (backend, kind));
@@ -139,7 +143,8 @@ impl Devices {
         mut tried: Vec<Hypothesis>,
     ) -> Vec<Hypothesis> {
         let known = product(backend, args).and_then(|product| self.recognised.get(&product));
-        if let Some(at) = tried.iter().position(|one| Some(&one.arithmetic) == known) {
+        let is_known = |one: &Hypothesis| [known, self.shared.as_ref()].contains(&Some(&one.arithmetic));
+        if let Some(at) = tried.iter().position(is_known) {
             tried[..=at].rotate_right(1);
         }
         tried

@@ -1,5 +1,7 @@
 //! One recorded node against its rule, under each arithmetic that its producer may have.
 
+use std::collections::HashSet;
+
 use parity_graph::{CPU_OF_ARM, Op};
 use rayon::prelude::*;
 
@@ -58,8 +60,11 @@ pub fn hypotheses(op: &Op, backend: Option<&str>, args: &Args<'_, f64>) -> Vec<H
 const PRECISE: i32 = 10;
 /// Queries in a tile of llama.cpp's CPU flash attention.
 const FLASH_TILE: usize = 64;
-/// Threads that a split flash attention is tried with.
+/// Threads that a split flash attention is tried with first.
 const THREADS: [usize; 8] = [2, 4, 8, 1, 16, 6, 12, 32];
+/// The most that it is tried with, and from how many positions on llama.cpp shares them among threads (ggml-cpu/ops.cpp).
+const THREADS_MAX: usize = 256;
+const SHARED_FROM: usize = 512;
 
 /// What is called that llama.cpp's CPU kernels round.
 pub const ON_CPU: &str = "llama.cpp's CPU kernels";
@@ -85,11 +90,21 @@ pub fn on_cpu(op: &Op, args: &Args<'_, f64>) -> Vec<Hypothesis> {
     match args.get(0).map(|q| q.shape()[2]) {
         Some(rows) if rows >= FLASH_TILE => vec![tiled, by_row],
         Some(1) => {
-            let split = THREADS.map(|parts| flash("attention split over threads", Flash::Split(parts)));
+            let positions = args.get(1).map_or(0, |keys| keys.shape()[2]);
+            let split =
+                threads(positions).map(|parts| flash("attention split over threads", Flash::Split(parts)));
             [by_row].into_iter().chain(split).chain([tiled, exact]).collect()
         }
         _ => vec![by_row, tiled, exact],
     }
+}
+
+/// Numbers of threads that so many positions may have been shared among, of those that cut them alike one: the usual ones first.
+fn threads(positions: usize) -> impl Iterator<Item = usize> {
+    let most = if positions >= SHARED_FROM { THREADS_MAX } else { 0 };
+    let all = THREADS.into_iter().chain(1..=most);
+    let mut seen = HashSet::new();
+    all.filter(move |parts| seen.insert(positions.div_ceil(*parts)))
 }
 
 /// A recorded node against exact arithmetic.

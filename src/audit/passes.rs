@@ -213,28 +213,21 @@ impl<'a> Passes<'a> {
     fn simulate(&self, assumed: &mut Assumed, findings: &mut Findings) -> Result<()> {
         let Passes { steps, graphs, gguf, .. } = *self;
         let blind = findings.nodes.iter().filter(|(_, finding)| finding.is_blind());
-        let hiding: IndexSet<Checkpoint> = unlike::hiding(findings).collect();
-        let mut open: IndexSet<Checkpoint> = blind.map(|(id, _)| *id).chain(hiding.iter().copied()).collect();
-        if open.is_empty() && findings.wrong() == 0 {
+        let mut open: IndexSet<Checkpoint> = blind.map(|(id, _)| *id).collect();
+        let all: IndexSet<Checkpoint> = open.iter().copied().chain(unlike::hiding(findings)).collect();
+        if all.is_empty() && findings.wrong() == 0 {
             return Ok(());
         }
         let shown = shown_products::operands(findings, graphs).filter(|_| assumed.kept == Storage::F32);
-        let mut simulated = simulate::simulate(steps, graphs, gguf, (assumed.kept, shown), &open)?;
-        for id in hiding {
-            open.shift_remove(&id);
-            if let Some(found) = simulated.shift_remove(&id) {
-                unlike::take(findings.at(id), &found);
-            }
-        }
+        let mut simulated = simulate::simulate(steps, graphs, gguf, (assumed.kept, shown), &all)?;
+        unlike::take(findings, &mut simulated);
         simulated.iter().for_each(|(id, simulated)| findings.at(*id).settle(*simulated));
         self.prefer_plain(assumed, &simulated, findings)?;
         open.retain(|id| findings.nodes[id].is_wrong() && findings.nodes[id].diagnosis().0.is_empty());
         let bands = open.iter().filter_map(|id| Some((*id, findings.nodes[id].band()?)));
         self.name_simulated(assumed, &bands.collect(), findings)
     }
-}
 
-impl Passes<'_> {
     /// Judges some nodes, and names nothing.
     fn run(&self, assumed: &Assumed, wants: Wants<'_>) -> Result<Findings> {
         self.judge(assumed, wants, &|_, _| true, Aim::Judge)

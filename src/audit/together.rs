@@ -8,7 +8,7 @@
 //! be told from their own errors: what all errors of the node come to, each over its bound, stands for theirs, and columns are
 //! `ALIKE` in that. Rows that were recorded alike were rounded alike, and count as one.
 
-use std::collections::HashSet;
+use hashbrown::HashSet;
 
 use crate::ops::bound::{CONFIDENCE, UNIT_F32};
 
@@ -39,31 +39,30 @@ pub struct Values<'a> {
 /// same side, which is a factor that all sums have in common.
 const CUT: f64 = 2.0 * UNIT_F32;
 
+/// What is summed over values, with w = y/b of a factor and 1/b of an offset: (e/b)²; e/b·w, its square, w²; e/b·1/b, its square,
+/// 1/b², |w·1/b|.
+type Terms = [f64; 8];
+
 /// Sums over some values.
 #[derive(Clone, Copy, Default)]
 struct Sums {
     count: usize,
-    /// Σ (e/b)²
-    errors: f64,
-    /// Of a factor and of an offset, w = y/b and 1/b: Σ e/b·w, Σ (e/b·w)², Σ w², Σ |y/b·w|.
-    of: [[f64; 4]; 2],
+    of: Terms,
     first: usize,
 }
 
 impl Sums {
-    fn add(&mut self, element: usize, error: f64, by: [f64; 2]) {
+    fn add(&mut self, element: usize, terms: &Terms) {
+        self.join(&Sums { count: 1, of: *terms, first: element });
+    }
+
+    /// Adds what was summed elsewhere.
+    fn join(&mut self, other: &Sums) {
         if self.count == 0 {
-            self.first = element;
+            self.first = other.first;
         }
-        self.count += 1;
-        self.errors += error * error;
-        for (sums, w) in self.of.iter_mut().zip(by) {
-            let along = error * w;
-            sums[0] += along;
-            sums[1] += along * along;
-            sums[2] += w * w;
-            sums[3] += (by[0] * w).abs();
-        }
+        self.count += other.count;
+        self.of.iter_mut().zip(&other.of).for_each(|(sum, other)| *sum += other);
     }
 
     /// What is common beyond what additions may be `cut`, over what independent roundings come to: by what these values are off themselves, or by what values
@@ -78,7 +77,8 @@ impl Sums {
             };
             if common == 0.0 { 0.0 } else { common / (DEVIATIONS * spread) }
         };
-        self.of.into_iter().map(ratio).fold(0.0, f64::max)
+        let [_, along, own, w, offset, own_offset, ones, sizes] = self.of;
+        ratio([along, own, w, w]).max(ratio([offset, own_offset, ones, sizes]))
     }
 }
 
@@ -90,29 +90,40 @@ pub fn factors(values: &Values<'_>, looked_at: &dyn Fn(usize) -> bool) -> Vec<(u
         return Vec::new();
     }
     let mut seen = HashSet::new();
-    let mut node = Sums::default();
-    let mut rows = Vec::new();
+    let is_new = |row: &usize| {
+        let own = &recorded[row * width..][..width];
+        seen.insert(own.iter().map(|value| value.to_bits()).collect::<Vec<u64>>())
+    };
+    let distinct: Vec<usize> = (0..recorded.len() / width).filter(is_new).collect();
+    let mut rows = vec![Sums::default(); distinct.len()];
     let mut columns = vec![Sums::default(); width];
     let mut beside = vec![Sums::default(); width.div_ceil(BESIDE)];
-    for (row, own) in recorded.chunks_exact(width).enumerate() {
-        if !seen.insert(own.iter().map(|value| value.to_bits()).collect::<Vec<u64>>()) {
-            continue;
-        }
-        let mut of_row = Sums::default();
-        for (column, &recorded) in own.iter().enumerate() {
-            let element = row * width + column;
-            let (y, b) = (exact[element], bound[element]);
-            let (error, by) = ((recorded - y) / b, [y / b, 1.0 / b]);
-            if !looked_at(element) || !(error.is_finite() && by[0].is_finite() && by[1].is_finite()) {
-                continue;
+    // Block by block of columns, whose sums stay at hand.
+    for ((block, of_block), columns) in beside.iter_mut().enumerate().zip(columns.chunks_mut(BESIDE)) {
+        for (row, of_row) in distinct.iter().zip(&mut rows) {
+            let mut own = Sums::default();
+            for (i, of_column) in columns.iter_mut().enumerate() {
+                let element = row * width + block * BESIDE + i;
+                let one = 1.0 / bound[element];
+                let (error, w) = ((recorded[element] - exact[element]) * one, exact[element] * one);
+                if !(error.is_finite() && w.is_finite() && one.is_finite()) || !looked_at(element) {
+                    continue;
+                }
+                let (along, offset) = (error * w, error * one);
+                let size = (w * one).abs();
+                let squares = [error * error, along * along, w * w, offset * offset, one * one];
+                let [errors, own_along, weights, own_offset, ones] = squares;
+                let terms = [errors, along, own_along, weights, offset, own_offset, ones, size];
+                own.add(element, &terms);
+                of_column.add(element, &terms);
             }
-            for sums in [&mut node, &mut of_row, &mut columns[column], &mut beside[column / BESIDE]] {
-                sums.add(element, error, by);
-            }
+            of_row.join(&own);
+            of_block.join(&own);
         }
-        rows.push(of_row);
     }
-    let of_node = (node.errors / node.count.max(1) as f64).sqrt();
+    let mut node = Sums::default();
+    rows.iter().for_each(|of_row| node.join(of_row));
+    let of_node = (node.of[0] / node.count.max(1) as f64).sqrt();
     let cut = CUT * terms as f64;
     let all = std::iter::once(node).chain(rows).chain(beside).chain(columns);
     all.filter(|sums| sums.count > 0).map(|sums| (sums.first, sums.over(of_node, cut))).collect()

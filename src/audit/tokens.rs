@@ -134,7 +134,14 @@ impl<'b, 'a> Tokens<'b, 'a> {
         let order: Vec<usize> = some.iter().copied().collect();
         let column = |element: usize| outputs.map_or(element % own, |outputs| outputs[element % own]);
         let whole = |element: usize| order[element / own] * inner + column(element);
-        let recorded: Vec<f64> = (0..order.len() * own).map(|i| self.recorded[whole(i)]).collect();
+        let mut recorded: Vec<f64> = Vec::with_capacity(order.len() * own);
+        for token in &order {
+            let row = &self.recorded[token * inner..][..inner];
+            match outputs {
+                None => recorded.extend_from_slice(row),
+                Some(outputs) => recorded.extend(outputs.iter().map(|output| row[*output])),
+            }
+        }
         let sight = Sight { looked_at: &|_| true, carried: &[], row: Some(own) };
         let mut held =
             self.with_outputs(some, outputs, |args| judge_each(self.rule, args, &recorded, &sight, tried))?;

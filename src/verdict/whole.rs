@@ -108,16 +108,22 @@ fn inputs(of: Checkpoint, reads: &Reads, known: &HashSet<Checkpoint>) -> Vec<Che
 fn unseen(entries: &[Entry]) -> Option<String> {
     // What was crossed to a node widens what rounding explains there; so do scores in a narrow type that are so large that
     // they say nothing of their weights.
-    let wide = |local: &Option<LocalError>| {
-        let local = local.as_ref()?;
+    let is_wide = |local: &LocalError| {
         let limit = if local.bridged.is_empty() { MISTAKES_SHOW } else { SHARP };
-        local.bound_rel_l2.filter(|band| *band > limit)
+        local.bound_rel_l2.is_some_and(|band| band > limit)
     };
+    let is_said =
+        |entry: &Entry| [&entry.local.candidate, &entry.local.reference].into_iter().flatten().any(is_wide);
+    if !entries.iter().any(is_said) {
+        return None;
+    }
     // What is compared with a recording that hides a mistake agrees with it as well as the recording agrees with itself.
-    let of = |entry: &Entry| {
-        [("", wide(&entry.local.candidate)), (" of the reference", wide(&entry.local.reference))]
-    };
-    let bands = entries.iter().flat_map(|entry| of(entry).map(|(side, band)| Some((entry, side, band?))));
+    let bands = entries.iter().flat_map(|entry| {
+        let band = |local: &Option<LocalError>| local.as_ref().and_then(|local| local.bound_rel_l2);
+        let (candidate, reference) = (band(&entry.local.candidate), band(&entry.local.reference));
+        // The last of several that are alike is told: the candidate's.
+        [(" of the reference", reference), ("", candidate)].map(|(side, band)| Some((entry, side, band?)))
+    });
     let (entry, side, band) = bands.flatten().max_by(|a, b| a.2.total_cmp(&b.2))?;
     let judged = entries.iter().filter(|entry| entry.local.candidate.is_some()).count();
     let explained = format!("{} within what rounding explains", count(judged, "node"));

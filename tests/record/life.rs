@@ -43,7 +43,7 @@ fn record_with(
 ) -> String {
     let mut command = parity(&["record", "-o"]);
     command.arg(out).args(flags).arg("--").arg(driver().unwrap()).arg(libraries).args([&model("F16"), life]);
-    command.args(TOKENS).envs(environment.iter().copied()).env("DRIVER_THREADS", "1");
+    command.args(TOKENS).env("DRIVER_THREADS", "1").envs(environment.iter().copied());
     let done = command.output().unwrap();
     let said = String::from_utf8([done.stdout, done.stderr].concat()).unwrap();
     assert_eq!(done.status.code(), Some(0), "{life}: {said}");
@@ -54,6 +54,20 @@ fn record_with(
 fn audit(dump: &Path) -> (i32, String) {
     let (code, said) = output(&["audit", dump.to_str().unwrap(), "-m", &model("F16")]);
     (code, flat(&said))
+}
+
+/// From 512 cells on llama.cpp's CPU shares them among its threads where one query attends to them, however many these are.
+#[test]
+fn attention_is_shared_among_any_number_of_threads() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    for threads in ["3", "5", "7"] {
+        let environment = [("DRIVER_FLASH", "on"), ("DRIVER_THREADS", threads)];
+        let out = dir.path().join(threads);
+        record_with(&out, &libraries, "b0:257 b0:1 b0:1", &environment, &[]);
+        let (code, said) = audit(&out);
+        assert_eq!(code, 0, "{threads} threads: {said}");
+    }
 }
 
 #[test]

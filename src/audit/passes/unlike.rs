@@ -2,6 +2,8 @@
 //! arithmetic where in most layers its steps are followed: an engine computes nodes of one kind alike in all layers. Of all
 //! layers it is held to what roundings come to by chance, which is simulated: a hundredth of the worst case, as a rule.
 
+use indexmap::IndexMap;
+
 use super::super::best::Simulated;
 use super::super::coarseness;
 use super::super::finding::{Finding, MISTAKES_SHOW};
@@ -16,8 +18,8 @@ const NEEDS: &str = "attn_scores and attn_probs: what explains attention in the 
                      rounding in any order would hide a mistake";
 
 /// What attention needs that is off by more than simulated roundings leave of it.
-const NEEDS_STEPS: &str = "attn_scores and attn_probs: it is off by more than roundings come to by chance, and the worst that they \
-                           may come to would hide a mistake";
+const NEEDS_STEPS: &str = "attn_scores and attn_probs, or keys and values as its cache holds them: it is off by more than roundings \
+                           come to by chance, and the worst that they may come to would hide a mistake";
 
 /// Takes such attention for undecided.
 pub fn doubt(findings: &mut Findings) {
@@ -47,13 +49,18 @@ pub fn hiding(findings: &Findings) -> impl Iterator<Item = Checkpoint> {
     findings.nodes.iter().filter(is).map(|(id, _)| *id)
 }
 
-/// Takes what was simulated of such an attention for all that rounding may come to in it; where it is off by more, nothing
+/// Takes what was `simulated` of such attention, out of all, for what rounding may come to in it; where it is off by more, nothing
 /// tells a mistake from what the worst case of all roundings explains.
-pub fn take(finding: &mut Finding, simulated: &Simulated) {
-    if simulated.over <= HEALTHY {
-        finding.narrow(simulated.band);
-    } else {
-        *finding = finding.as_undecided(NEEDS_STEPS);
+pub fn take(findings: &mut Findings, simulated: &mut IndexMap<Checkpoint, Simulated>) {
+    let hiding: Vec<Checkpoint> = hiding(findings).collect();
+    for id in hiding {
+        let Some(found) = simulated.shift_remove(&id) else { continue };
+        let finding = findings.at(id);
+        if found.over <= HEALTHY {
+            finding.narrow(found.band);
+        } else {
+            *finding = finding.as_undecided(NEEDS_STEPS);
+        }
     }
 }
 
