@@ -9,9 +9,9 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use parity_graph::Op;
+use parity_graph::{CPU_OF_ARM, Op};
 
-use super::node::{Held, Hypothesis, Sight, judge};
+use super::node::{FLASH_TILE, Held, Hypothesis, IN_F16, Sight, judge};
 use super::{Checkpoint, Findings};
 use crate::arithmetic::backend::{Backend, VECTOR_ROWS, VULKAN_FEW, untested};
 use crate::arithmetic::{Arithmetic, Flash, Narrow};
@@ -84,6 +84,10 @@ pub struct Devices {
     /// With what may speak against them: nothing where the backend is not tested.
     excused: HashMap<Checkpoint, Option<Class>>,
     accused: HashSet<Checkpoint>,
+    /// Attention of llama.cpp's CPU kernels with heads of whole vectors that f16 in any order explains and no order that is known.
+    in_f16: HashSet<Checkpoint>,
+    /// Whether such attention is explained by a known order.
+    is_followed_on_cpu: bool,
 }
 
 impl Devices {
@@ -98,6 +102,18 @@ impl Devices {
     ) {
         let is_shared = |one: &Arithmetic| matches!(one.flash, Flash::Split(_));
         self.shared = held.under.filter(|one| held.is_healthy() && is_shared(one)).or(self.shared);
+        if attends_in_vectors(&rule.op, backend, args) {
+            // Many queries are summed in f32 everywhere.
+            let is_few = args.get(0).is_some_and(|queries| queries.shape()[2] < FLASH_TILE);
+            let in_f16 =
+                || judge(rule, args, recorded, sight, &[IN_F16]).is_ok_and(|found| found.is_healthy());
+            match held.is_healthy() {
+                true => self.is_followed_on_cpu |= is_few,
+                false if is_few && in_f16() => drop(self.in_f16.insert(checkpoint)),
+                false => drop(self.accused.insert(checkpoint)),
+            }
+            return;
+        }
         let kind = Kind::of(&rule.op, args, backend.and_then(Backend::of));
         let is_tested = backend.and_then(untested).is_none();
         let class = backend.and_then(Backend::of).filter(|_| is_tested).map(|backend| (backend, kind));
@@ -152,6 +168,8 @@ impl Devices {
 
     /// Takes back what was found of nodes whose kernels are not followed, and that others are healthy whose kernels are.
     pub fn excuse(self, findings: &mut Findings) {
+        let is_excused = |id: &&Checkpoint| !self.is_followed_on_cpu && !self.accused.contains(*id);
+        self.in_f16.iter().filter(is_excused).for_each(|id| findings.at(*id).needs = Some(NEEDS_F32));
         for (checkpoint, class, otherwise) in self.unordered {
             if self.followed.contains(&class) {
                 findings.at(checkpoint).is_other_kernel(otherwise);
@@ -174,6 +192,23 @@ impl Devices {
             }
         }
     }
+}
+
+/// What attention needs whose products may be summed in f16.
+const NEEDS_F32: &str = "a build of llama.cpp whose CPU kernels sum products of keys in f32: one for processors that compute in f16 \
+                         themselves (-march=native where there is AVX512-FP16) sums them in f16, in an order of its own, which \
+                         would explain it";
+
+/// Elements of a head from which on CPUs that compute in f16 sum its products so (`GGML_F16_STEP` of ggml-cpu).
+const VECTOR: usize = 128;
+
+/// Whether it is attention on a CPU, over keys in f16 whose heads fill such vectors.
+fn attends_in_vectors(op: &Op, backend: Option<&str>, args: &Args<'_, f64>) -> bool {
+    let is_on_cpu = backend.is_some_and(|backend| Backend::of(backend).is_none() && backend != CPU_OF_ARM);
+    let is_wide = |slot: usize| {
+        args.get(slot).is_some_and(|keys| keys.dtype == DType::F16 && keys.shape()[3] >= VECTOR)
+    };
+    *op == Op::FlashAttn && is_on_cpu && is_wide(1)
 }
 
 /// Whether a product is of a matrix in f16.

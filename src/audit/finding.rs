@@ -98,6 +98,8 @@ pub struct Finding {
     pub misshapen: Option<(Vec<usize>, usize)>,
     /// A node that reads it and was computed from what it should be, where it is wrong.
     pub contradicted_by: Option<Checkpoint>,
+    /// What it needs to be judged where it is wrong and no mistake has its name.
+    pub needs: Option<&'static str>,
     /// Whether simulated rounding explains a step of it that was looked at for its name.
     pub was_healthy: bool,
     /// Mistakes that explain it in every step in which rounding does not; `None` where it was never suspicious.

@@ -67,6 +67,19 @@ impl Findings {
         });
     }
 
+    /// Takes nodes for undecided that another arithmetic would explain, unless one of them has the name of a mistake.
+    pub(super) fn doubt_unnamed(&mut self) {
+        let open = || self.nodes.values().filter(|finding| finding.is_wrong() && finding.needs.is_some());
+        if open().any(|finding| !finding.diagnosis().0.is_empty()) {
+            return;
+        }
+        for finding in self.nodes.values_mut().filter(|finding| finding.is_wrong()) {
+            if let Some(needs) = finding.needs {
+                finding.give_up(needs);
+            }
+        }
+    }
+
     /// How many nodes are wrong.
     pub(super) fn wrong(&self) -> usize {
         self.nodes.values().filter(|finding| finding.is_wrong()).count()

@@ -59,7 +59,7 @@ pub fn hypotheses(op: &Op, backend: Option<&str>, args: &Args<'_, f64>) -> Vec<H
 /// `GGML_PREC_F32`
 const PRECISE: i32 = 10;
 /// Queries in a tile of llama.cpp's CPU flash attention.
-const FLASH_TILE: usize = 64;
+pub const FLASH_TILE: usize = 64;
 /// Threads that a split flash attention is tried with first.
 const THREADS: [usize; 8] = [2, 4, 8, 1, 16, 6, 12, 32];
 /// The most that it is tried with, and from how many positions on llama.cpp shares them among threads (ggml-cpu/ops.cpp).
@@ -72,7 +72,7 @@ pub const ON_CPU: &str = "llama.cpp's CPU kernels";
 pub const IN_F32: &str = "nothing but f32 rounding";
 
 /// ARM multiplies and adds in f16: coarser than all else, and the last.
-const IN_F16: Hypothesis = Hypothesis {
+pub const IN_F16: Hypothesis = Hypothesis {
     name: "attention with products and sums in f16, in any order",
     arithmetic: Arithmetic { flash: Flash::NativeF16, ..Arithmetic::LLAMA_CPU },
 };

@@ -172,6 +172,7 @@ impl<'a> Passes<'a> {
             let mut findings = self.run(&assumed, how.wants)?;
             cut_out::judge(steps, graphs, how.wants, &mut findings);
             self.name(&assumed, &mut findings)?;
+            findings.doubt_unnamed();
             return Ok((assumed, findings));
         }
         assumed.shown = storage_types::shown(steps, graphs);
