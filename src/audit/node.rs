@@ -71,7 +71,7 @@ pub const ON_CPU: &str = "llama.cpp's CPU kernels";
 /// What is called that nothing is rounded but to f32.
 pub const IN_F32: &str = "nothing but f32 rounding";
 
-/// ARM multiplies and adds in f16: coarser than all else, and the last.
+/// ARM, and other CPUs that compute in f16, multiply and add so: coarser than all else, and the last.
 pub const IN_F16: Hypothesis = Hypothesis {
     name: "attention with products and sums in f16, in any order",
     arithmetic: Arithmetic { flash: Flash::NativeF16, ..Arithmetic::LLAMA_CPU },

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use sha2::{Digest, Sha256};
 
 /// How a library is compiled.
-const OPTIONS: [&str; 12] = [
+const OPTIONS: [&str; 11] = [
     "-std=c++17",
     "-O2",
     "-fPIC",
@@ -22,7 +22,6 @@ const OPTIONS: [&str; 12] = [
     // Fibers jump from stack to stack, which some distributions' default takes for an attack.
     "-U_FORTIFY_SOURCE",
     "-D_FORTIFY_SOURCE=0",
-    "-o",
 ];
 
 /// Compiles `source` into the library `out`, or takes what the same compiler made of the same text before, which is kept beside
@@ -30,8 +29,7 @@ const OPTIONS: [&str; 12] = [
 pub fn library(source: &Path, out: &Path) -> Result<(), String> {
     let compiler = compiler().ok_or("no C++ compiler")?;
     let told = |path: &Path, error| format!("{}: {error}", path.display());
-    let text =
-        run(Command::new(&compiler).args(&OPTIONS[..OPTIONS.len() - 1]).args(["-E", "-P"]).arg(source))?;
+    let text = run(Command::new(&compiler).args(OPTIONS).args(["-E", "-P"]).arg(source))?;
     let version = run(Command::new(&compiler).arg("--version"))?;
     let mut hash = Sha256::new();
     [OPTIONS.concat().as_bytes(), &version, &text].into_iter().for_each(|part| hash.update(part));
@@ -42,7 +40,7 @@ pub fn library(source: &Path, out: &Path) -> Result<(), String> {
         std::fs::create_dir_all(&folder).map_err(|error| told(&folder, error))?;
         // Whole or not there, also where two tests compile the same.
         let made = tempfile::NamedTempFile::new_in(&folder).map_err(|error| told(&folder, error))?;
-        run(Command::new(&compiler).args(OPTIONS).arg(made.path()).arg(source))?;
+        run(Command::new(&compiler).args(OPTIONS).arg("-o").arg(made.path()).arg(source))?;
         made.persist(&kept).map_err(|error| error.to_string())?;
     }
     std::fs::copy(&kept, out).map(drop).map_err(|error| told(out, error))

@@ -164,7 +164,7 @@ fn wrong_attention(findings: &Findings) -> Vec<Checkpoint> {
 }
 
 /// Attention that something explains.
-fn healthy_attention(findings: &Findings) -> impl Iterator<Item = (&Checkpoint, &Finding)> {
+pub(super) fn healthy_attention(findings: &Findings) -> impl Iterator<Item = (&Checkpoint, &Finding)> {
     let is = |finding: &Finding| finding.judged > 0 && finding.is_healthy();
     findings.nodes.iter().filter(move |(id, finding)| id.kind() == Kind::AttnCtx && is(finding))
 }

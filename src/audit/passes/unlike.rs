@@ -9,7 +9,8 @@ use super::super::coarseness;
 use super::super::finding::{Finding, MISTAKES_SHOW};
 use super::super::storage_types::readings;
 use super::Findings;
-use crate::checkpoint::{Checkpoint, Kind};
+use super::packed::healthy_attention;
+use crate::checkpoint::Checkpoint;
 use crate::numerics::Storage;
 use crate::ops::bound::{HEALTHY, UNIT_F32};
 
@@ -23,11 +24,8 @@ const NEEDS_STEPS: &str = "attn_scores and attn_probs, or keys and values as its
 
 /// Takes such attention for undecided.
 pub fn doubt(findings: &mut Findings) {
-    let is_attention = |(id, finding): &(&Checkpoint, &Finding)| {
-        id.kind() == Kind::AttnCtx && finding.judged > 0 && finding.is_healthy()
-    };
-    let of_layers = findings.nodes.iter().filter(is_attention);
-    let (others, followed): (Vec<_>, Vec<_>) = of_layers.partition(|(_, finding)| is_in_any_order(finding));
+    let (others, followed): (Vec<_>, Vec<_>) =
+        healthy_attention(findings).partition(|(_, finding)| is_in_any_order(finding));
     if followed.len() > others.len() {
         for id in hiding(findings).collect::<Vec<Checkpoint>>() {
             let finding = findings.at(id);
@@ -39,14 +37,9 @@ pub fn doubt(findings: &mut Findings) {
 /// Attention that nothing but rounding in any order explains, which at its worst comes to as much as mistakes do.
 pub fn hiding(findings: &Findings) -> impl Iterator<Item = Checkpoint> {
     let hides = |finding: &Finding| finding.band().is_some_and(|band| !(band <= MISTAKES_SHOW));
-    let is = move |(id, finding): &(&Checkpoint, &Finding)| {
-        id.kind() == Kind::AttnCtx
-            && finding.judged > 0
-            && finding.is_healthy()
-            && is_in_any_order(finding)
-            && hides(finding)
-    };
-    findings.nodes.iter().filter(is).map(|(id, _)| *id)
+    healthy_attention(findings)
+        .filter(move |(_, finding)| is_in_any_order(finding) && hides(finding))
+        .map(|(id, _)| *id)
 }
 
 /// Takes what was `simulated` of such attention, out of all, for what rounding may come to in it; where it is off by more, nothing
