@@ -60,6 +60,56 @@ HANDED_OVER = {
     "unrotated": lambda kind: kind not in ("q_rope", "k_rope"),
     "gates within": lambda kind: kind not in ("ffn_gate", "ffn_up"),
 }
+
+
+def float8(mantissa, least, largest):
+    """Numbers of eight bits with an exponent, the nearest one to each value."""
+
+    def rounded(x):
+        exponent = np.maximum(np.floor(np.log2(np.maximum(np.abs(x), 1e-30))), least)
+        step = np.exp2(exponent - mantissa)
+        return np.clip(np.round(x / step) * step, -largest, largest).astype(F)
+
+    return rounded
+
+
+E4M3, E5M2 = float8(3, -6, 448.0), float8(2, -14, 57344.0)
+
+
+def scaled(rounded, largest, axis=-1):
+    """Values over a scale that brings the largest along an axis to `largest`: of a head of a token, or of a channel."""
+
+    def kept(x):
+        scale = np.maximum(np.abs(x).max(axis, keepdims=True) / F(largest), F(1e-9))
+        return (rounded(x / scale) * scale).astype(F)
+
+    return kept
+
+
+def affine(levels, group):
+    """Whole numbers between the least and the largest value of a group of a head."""
+
+    def kept(x):
+        parts = x.reshape(*x.shape[:-1], -1, group)
+        least = parts.min(-1, keepdims=True)
+        step = np.maximum((parts.max(-1, keepdims=True) - least) / F(levels), F(1e-9))
+        return (np.round((parts - least) / step) * step + least).astype(F).reshape(x.shape)
+
+    return kept
+
+
+CACHES = {
+    "fp8": E4M3,
+    "fp8-e5m2": E5M2,
+    "fp8-scaled": scaled(E4M3, 448.0),
+    "int8": scaled(np.round, 127.0),
+    "int8-channels": scaled(np.round, 127.0, 0),
+    "int8-affine": affine(255, 32),
+    "int4": scaled(np.round, 7.0),
+    "int4-affine": affine(15, 32),
+    "int4-groups": affine(15, 16),
+    None: lambda x: x,
+}
 FILE = {t.name: np.asarray(gguf.quants.dequantize(t.data, t.tensor_type), F) for t in gguf.GGUFReader(str(MODEL)).tensors}
 
 
@@ -67,11 +117,11 @@ class Engine:
     """What it rounds and how it computes; `edit` may change what a node comes to, by its id."""
 
     def __init__(self, kept="f32", vectors=None, sigmoid="plain", scores="f32", exp2=False, ranks=1, epsilon=1e-6, base=1e6,
-                 scale=1.0, cap=0.0, embed_scale=1.0, norm="f32", low_rank=0.0, operands="f32", edit=None):  # fmt: skip
+                 scale=1.0, cap=0.0, embed_scale=1.0, norm="f32", low_rank=0.0, operands="f32", cache=(None, None), edit=None):  # fmt: skip
         self.round, self.ranks, self.epsilon, self.base = ROUND[kept], ranks, epsilon, base
         self.sigmoid, self.scores, self.exp2, self.scale, self.cap = SIGMOIDS[sigmoid], ROUND[scores], exp2, scale, cap
         self.embed_scale, self.norms, self.low_rank, self.edit = embed_scale, ROUND[norm], low_rank, edit
-        self.operand = ROUND[operands]
+        self.operand, self.cache = ROUND[operands], [CACHES[one] for one in cache]
         of_vectors = ROUND[vectors or kept]
         self.weights = {name: (of_vectors if w.ndim == 1 else self.round)(w) for name, w in FILE.items()}
         self.values = {}
@@ -119,6 +169,7 @@ class Engine:
 
     def attention(self, q, k, v):
         out, r, o = np.zeros_like(q), self.scores, self.operand
+        k, v = (self.round(kept(x)) for kept, x in zip(self.cache, (k, v)))
         q, k, v = o(q), o(k), o(v)
         seen = np.tril(np.ones((len(q), len(q)), bool))
         for head in range(HEADS):
@@ -225,6 +276,16 @@ def cases():
     for kept in ("bf16", "f16"):
         yield f"{kept}-healthy-gates-within", 0, "", "gates within", {"kept": kept}
         yield f"{kept}-gates-within-ffn_act-row-1.05", 1, "blk.1.ffn_act", "gates within", {"kept": kept, "edit": row("blk.1.ffn_act", 1.05)}
+    # What a cache of keys and of values keeps: forms that are followed, and those that nothing tells from a mistake of that size.
+    for kept in ("f32", "bf16"):
+        for form in ("fp8", "fp8-e5m2", "fp8-scaled", "int8"):
+            for side, cache in {"": (form, form), "-keys": (form, None), "-values": (None, form)}.items():
+                code = 2 if (kept, side) == ("bf16", "-keys") and form in ("fp8", "fp8-scaled") else 0
+                yield f"{kept}-cache-{form}{side}", code, "", "all", {"kept": kept, "cache": cache}
+        for form in ("int8-channels", "int8-affine", "int4", "int4-affine", "int4-groups"):
+            yield f"{kept}-cache-{form}", 2, "", "all", {"kept": kept, "cache": (form, form)}
+    for form in ("fp8", "int8-channels", "int8-affine"):
+        yield f"f32-cache-{form}-scale", 1, "blk.0.attn_ctx", "all", {"cache": (form, form), "scale": 1.1}
     yield "f32-modules-epsilon", 1, "blk.0.attn_norm", "modules", {"epsilon": 1e-5}
     yield "f32-layers-epsilon", 1, "blk.0.layer_out", "layers", {"epsilon": 1e-5}
     yield "f32-layers-low-rank", 1, "blk.0.layer_out", "layers", {"low_rank": 1e-3}

@@ -13,7 +13,7 @@ pub mod product;
 pub mod round;
 
 pub use backend::Hypothesis;
-pub use packed::Packed;
+pub use packed::{CACHES, Cached, Packed, both, bounded_by};
 
 use crate::numerics::Storage;
 
@@ -41,7 +41,7 @@ pub struct Arithmetic {
     /// What keys and values are kept in, where a graph does not say it.
     pub cache: Storage,
     /// What they are kept as where that is no type of single numbers.
-    pub packed: Option<Packed>,
+    pub packed: Cached,
     /// What becomes of values on their way to the type that they are kept in.
     pub storing: Storing,
     /// What values were rounded to only when they were recorded: the producer went on with better ones.
@@ -310,7 +310,7 @@ impl Arithmetic {
         functions: Functions::Library,
         narrow: Storage::F32,
         cache: Storage::F32,
-        packed: None,
+        packed: [None; 2],
         storing: Storing::Nearest,
         recorded: None,
         parts: 1,
@@ -328,7 +328,7 @@ impl Arithmetic {
         functions: Functions::Library,
         narrow: Storage::F32,
         cache: Storage::F32,
-        packed: None,
+        packed: [None; 2],
         storing: Storing::Nearest,
         recorded: None,
         parts: 1,
@@ -336,7 +336,7 @@ impl Arithmetic {
 
     /// Whether attention rounds keys and values as it reads them: not those of f32 that a cache of eight bits is decoded to.
     pub fn rounds_cache(&self) -> bool {
-        matches!(self.flash, Flash::Rounded(..)) && (self.packed.is_none() || self.cache != Storage::F32)
+        matches!(self.flash, Flash::Rounded(..)) && (self.packed == [None; 2] || self.cache != Storage::F32)
     }
 
     /// Whether a device's roundings are followed.

@@ -5,9 +5,9 @@
 //! what the cache holds is known but for values that lie in the middle between two numbers. Of a scale that nobody recorded
 //! the rounding is bounded.
 
+use super::narrow::nearest_of;
 use half::{bf16, f16};
 
-use super::narrow::nearest_of;
 use crate::numerics::{EightBits, Storage};
 
 /// What keys and values are kept as.
@@ -21,6 +21,8 @@ pub enum Packed {
     Scaled(Storage),
     /// Eight bits of any kind: half a step of the coarsest.
     Eight,
+    /// Four bits of any kind.
+    Four,
 }
 
 /// Numbers of eight bits with an exponent (OCP 8-bit floating point, 2023).
@@ -46,21 +48,56 @@ impl Float {
 const UNIT: f64 = f32::EPSILON as f64 / 2.0;
 /// Largest whole number of eight bits that scales are made for.
 const WHOLE_MAX: f64 = 127.0;
+/// The same of four bits; between the least and the largest value of a group there are fifteen steps, which are no larger.
+const WHOLE_OF_FOUR: f64 = 7.0;
+/// Half a step of numbers of eight bits, of two of mantissa (e5m2), over the least number that has that step.
+const EIGHT_BITS: f64 = 1.0 / 8.0;
+/// The same of four bits (e2m1: 0, ½, 1, 1½, 2, 3, 4, 6) over the number in the middle, 2½ or 5.
+const FOUR_BITS: f64 = 1.0 / 5.0;
 /// Roundings of f32 between a value and its place among the numbers: the scale, its inverse, the product.
 const ROUNDINGS: f64 = 4.0;
 
-impl Packed {
-    /// All that are tried, the most exact first, each by what it is called.
-    pub const ALL: [(&str, Packed); 7] = [
-        ("keys and values in fp8 (e4m3)", Packed::Float(Float::E4m3, false)),
-        ("keys and values in fp8 (e5m2)", Packed::Float(Float::E5m2, false)),
-        ("keys and values in fp8 (e4m3), a scale for each head and token", Packed::Float(Float::E4m3, true)),
-        ("keys and values in fp8 (e5m2), a scale for each head and token", Packed::Float(Float::E5m2, true)),
-        ("keys and values in int8, a scale for each head and token", Packed::Whole),
-        ("keys and values rounded to f16 at another scale", Packed::Scaled(Storage::F16)),
-        ("keys and values rounded to bf16 at another scale", Packed::Scaled(Storage::Bf16)),
-    ];
+/// What a cache keeps of keys and of values; `None` where it keeps them as an engine keeps all that it computes.
+pub type Cached = [Option<Packed>; 2];
 
+/// All caches that are tried, the most exact first, each by what it is called; engines that keep keys alone or values alone in
+/// eight bits are rare.
+pub const CACHES: [(&str, Cached); 17] = [
+    ("keys and values in fp8 (e4m3)", both(E4M3)),
+    ("keys and values in fp8 (e5m2)", both(E5M2)),
+    ("keys and values in fp8 (e4m3), a scale for each head and token", both(E4M3_SCALED)),
+    ("keys and values in fp8 (e5m2), a scale for each head and token", both(E5M2_SCALED)),
+    ("keys and values in int8, a scale for each head and token", both(Packed::Whole)),
+    ("keys in fp8 (e4m3)", [Some(E4M3), None]),
+    ("keys in fp8 (e5m2)", [Some(E5M2), None]),
+    ("keys in fp8 (e4m3), a scale for each head and token", [Some(E4M3_SCALED), None]),
+    ("keys in fp8 (e5m2), a scale for each head and token", [Some(E5M2_SCALED), None]),
+    ("keys in int8, a scale for each head and token", [Some(Packed::Whole), None]),
+    ("values in fp8 (e4m3)", [None, Some(E4M3)]),
+    ("values in fp8 (e5m2)", [None, Some(E5M2)]),
+    ("values in fp8 (e4m3), a scale for each head and token", [None, Some(E4M3_SCALED)]),
+    ("values in fp8 (e5m2), a scale for each head and token", [None, Some(E5M2_SCALED)]),
+    ("values in int8, a scale for each head and token", [None, Some(Packed::Whole)]),
+    ("keys and values rounded to f16 at another scale", both(Packed::Scaled(Storage::F16))),
+    ("keys and values rounded to bf16 at another scale", both(Packed::Scaled(Storage::Bf16))),
+];
+
+const E4M3: Packed = Packed::Float(Float::E4m3, false);
+const E4M3_SCALED: Packed = Packed::Float(Float::E4m3, true);
+const E5M2: Packed = Packed::Float(Float::E5m2, false);
+const E5M2_SCALED: Packed = Packed::Float(Float::E5m2, true);
+
+/// Keys and values kept alike.
+pub const fn both(packed: Packed) -> Cached {
+    [Some(packed), Some(packed)]
+}
+
+/// How far a value of a cache may be from its own at most, relative to it but for a scale, where that is bounded and not followed.
+pub fn bounded_by(cached: Cached) -> Option<f64> {
+    cached.into_iter().flatten().find_map(Packed::bounded_by)
+}
+
+impl Packed {
     /// Whether it may be what a producer declares of its cache.
     pub fn may_be(self, declared: Option<EightBits>) -> bool {
         match declared {
@@ -70,15 +107,40 @@ impl Packed {
         }
     }
 
-    /// The type whose rounding is bounded and not followed, where that is so.
-    pub fn bounded_by(self) -> Option<Storage> {
-        if let Packed::Scaled(kept) = self { Some(kept) } else { None }
+    fn bounded_by(self) -> Option<f64> {
+        match self {
+            Packed::Float(..) | Packed::Whole => None,
+            Packed::Scaled(kept) => {
+                let digits = if kept == Storage::F16 { f16::MANTISSA_DIGITS } else { bf16::MANTISSA_DIGITS };
+                Some(1.0 / f64::from(1 << digits))
+            }
+            Packed::Eight => Some(EIGHT_BITS),
+            Packed::Four => Some(FOUR_BITS),
+        }
     }
 
-    /// Replaces values, rows of `width`, by what the cache holds of them; `error` says how far each may be from what its
-    /// producer kept, and becomes how far it may be from what that holds.
-    pub fn keep(self, width: usize, values: &mut [f64], error: &mut [f64]) {
-        for (values, error) in values.chunks_mut(width.max(1)).zip(error.chunks_mut(width.max(1))) {
+    /// The largest whole number on either side of none that a bounded kind of whole numbers has at least.
+    fn levels(self) -> Option<f64> {
+        match self {
+            Packed::Eight => Some(WHOLE_MAX),
+            Packed::Four => Some(WHOLE_OF_FOUR),
+            Packed::Float(..) | Packed::Whole | Packed::Scaled(_) => None,
+        }
+    }
+
+    /// Replaces values (..., T, D) by what the cache holds of them; `error` says how far each may be from what its producer kept,
+    /// and becomes how far it may be from what that holds.
+    pub fn keep(self, [.., tokens, width]: [usize; 4], values: &mut [f64], error: &mut [f64]) {
+        let is_bounded = self.bounded_by().is_some();
+        if is_bounded {
+            let head = (tokens * width).max(1);
+            for (values, error) in values.chunks(head).zip(error.chunks_mut(head)) {
+                self.bound(width, values, error);
+            }
+            return;
+        }
+        let width = width.max(1);
+        for (values, error) in values.chunks_mut(width).zip(error.chunks_mut(width)) {
             let largest = values.iter().fold(0.0, |max: f64, x| max.max(x.abs()));
             if !largest.is_finite() {
                 continue;
@@ -93,18 +155,25 @@ impl Packed {
                         (nearest_of(x, 1.0).clamp(-WHOLE_MAX, WHOLE_MAX), 1.0)
                     });
                 }
-                Packed::Scaled(kept) => {
-                    let digits =
-                        if kept == Storage::F16 { f16::MANTISSA_DIGITS } else { bf16::MANTISSA_DIGITS };
-                    let unit = 1.0 / f64::from(1 << digits);
-                    error.iter_mut().zip(values).for_each(|(error, x)| *error += unit * x.abs());
-                }
-                Packed::Eight => {
-                    let (mantissa, ..) = Float::E5m2.form();
-                    let (of_float, of_whole) = (0.5f64.powi(mantissa + 1), largest / WHOLE_MAX / 2.0);
-                    let half = |x: f64| (of_float * x.abs()).max(of_whole);
-                    error.iter_mut().zip(values).for_each(|(error, x)| *error += half(*x));
-                }
+                Packed::Scaled(_) | Packed::Eight | Packed::Four => {}
+            }
+        }
+    }
+
+    /// How far the values of one head (T, D) may be from what a bounded kind holds of them: half a step of a number, or of whole
+    /// numbers at the scale of a token, or of a column.
+    fn bound(self, width: usize, values: &[f64], error: &mut [f64]) {
+        let width = width.max(1);
+        let unit = self.bounded_by().unwrap_or_default();
+        let mut columns = vec![0.0f64; width];
+        for row in values.chunks(width) {
+            columns.iter_mut().zip(row).for_each(|(max, x)| *max = max.max(x.abs()));
+        }
+        for (row, error) in values.chunks(width).zip(error.chunks_mut(width)) {
+            let largest = row.iter().fold(0.0, |max: f64, x| max.max(x.abs()));
+            for ((x, column), error) in row.iter().zip(&columns).zip(error) {
+                let of_whole = self.levels().map_or(0.0, |levels| largest.max(*column) / levels / 2.0);
+                *error += (unit * x.abs()).max(of_whole);
             }
         }
     }
@@ -146,7 +215,7 @@ mod tests {
 
     fn kept(packed: Packed, given: &[f64]) -> (Vec<f64>, Vec<f64>) {
         let (mut values, mut error) = (given.to_vec(), vec![0.0; given.len()]);
-        packed.keep(given.len(), &mut values, &mut error);
+        packed.keep([1, 1, 1, given.len()], &mut values, &mut error);
         (values, error)
     }
 
@@ -173,8 +242,12 @@ mod tests {
         assert_eq!((values, error), (vec![2.0, -0.5], vec![2.0 / 2048.0, 0.5 / 2048.0]));
         let (_, error) = kept(Packed::Eight, &[25.4, 0.01]);
         assert!((error[0] - 25.4 / 8.0).abs() < 1e-12 && (error[1] - 0.1).abs() < 1e-12, "{error:?}");
+        // Of four bits whole numbers at the scale of a row, or of a column.
+        let mut error = vec![0.0; 4];
+        Packed::Four.keep([1, 1, 2, 2], &mut [14.0, 0.1, 0.7, 0.1], &mut error);
+        assert!((error[2] - 1.0).abs() < 1e-12 && (error[3] - 0.05).abs() < 1e-12, "{error:?}");
         let mut error = vec![0.001];
-        Packed::Float(Float::E4m3, false).keep(1, &mut [1.07], &mut error);
+        Packed::Float(Float::E4m3, false).keep([1; 4], &mut [1.07], &mut error);
         assert!(error[0] >= 0.125, "{error:?}");
     }
 }

@@ -12,18 +12,18 @@ use std::collections::HashSet;
 use parity_graph::Op;
 
 use super::storage_types::{STEPS, is_followed};
-use crate::arithmetic::{Arithmetic, Packed};
+use crate::arithmetic::{Arithmetic, bounded_by};
 use crate::numerics::Storage;
 use crate::ops::Args;
 use crate::ops::bound::{CONFIDENCE, storage_unit};
-use crate::ops::flash::in_common;
+use crate::ops::flash::{InCommon, in_common};
 
 /// [`CONFIDENCE`] roundings that are uniform in ± 1 are so many standard deviations: √3 each.
-const DEVIATIONS: f64 = CONFIDENCE * 1.732_050_807_568_877_2;
+pub const DEVIATIONS: f64 = CONFIDENCE * 1.732_050_807_568_877_2;
 
-/// The type that keys and values are rounded to at a scale, which is bounded.
-pub fn bounded_cache(arithmetic: &Arithmetic) -> Option<Storage> {
-    arithmetic.packed.and_then(Packed::bounded_by)
+/// How far keys and values may be from what a cache holds, relative to them, where that is bounded.
+pub fn bounded_cache(arithmetic: &Arithmetic) -> Option<f64> {
+    bounded_by(arithmetic.packed)
 }
 
 /// What the errors of a node have in common with either direction, over what rounding explains of that, each with an element
@@ -36,27 +36,41 @@ pub fn over(
     looked_at: &dyn Fn(usize) -> bool,
 ) -> Vec<(usize, f64)> {
     let bounded = bounded_cache(args.arithmetic);
-    let kept = bounded.unwrap_or(args.arithmetic.narrow);
-    let is_followed = bounded.is_none() && is_followed(op, args.arithmetic);
-    if *op != Op::FlashAttn || kept == Storage::F32 || is_followed {
+    let narrow = args.arithmetic.narrow;
+    let is_known = bounded.is_none() && (narrow == Storage::F32 || is_followed(op, args.arithmetic));
+    if *op != Op::FlashAttn || is_known {
         return Vec::new();
     }
     let width = args.shape[3].max(1);
-    let off_by = STEPS.sqrt() * storage_unit(kept) / 3f64.sqrt();
+    let off_by = STEPS.sqrt() * bounded.unwrap_or_else(|| storage_unit(narrow)) / 3f64.sqrt();
     let mut seen = HashSet::new();
-    let mut of = [Common::default(); 2];
-    for (row, common) in in_common(args).iter().enumerate() {
+    let mut rows: Vec<(usize, Vec<f64>, InCommon)> = Vec::new();
+    for (row, common) in in_common(args).into_iter().enumerate() {
         let start = row * width;
         let (recorded, exact) = (&recorded[start..start + width], &exact[start..start + width]);
         let bits = recorded.iter().map(|value| value.to_bits()).collect::<Vec<u64>>();
-        if !looked_at(start) || !seen.insert(bits) {
-            continue;
+        if looked_at(start) && seen.insert(bits) {
+            let errors = recorded.iter().zip(exact).map(|(recorded, exact)| recorded - exact).collect();
+            rows.push((start, errors, common));
         }
-        let errors: Vec<f64> = recorded.iter().zip(exact).map(|(recorded, exact)| recorded - exact).collect();
-        let leans = (off_by * common.largest * common.spread.sqrt() / 2.0).min(1.0);
-        of.iter_mut().zip(&common.moves).for_each(|(of, moves)| of.add(start, along(&errors, moves), leans));
+    }
+    // Of a cache nobody knows how little it is off by but from what it comes to.
+    let shown = bounded.map_or(f64::INFINITY, |_| off_by_each(&rows));
+    let mut of = [Common::default(); 2];
+    for (start, errors, common) in &rows {
+        let leans = ((off_by * common.largest).min(shown) * common.spread.sqrt() / 2.0).min(1.0);
+        of.iter_mut().zip(&common.moves).for_each(|(of, moves)| of.add(*start, along(errors, moves), leans));
     }
     of.into_iter().map(|of| (of.element, of.over())).collect()
+}
+
+/// How far scores are off each, if that is all that outputs are off by: the root mean square over rows.
+fn off_by_each(rows: &[(usize, Vec<f64>, InCommon)]) -> f64 {
+    let squares = rows.iter().filter(|(.., common)| common.apart > 0.0);
+    let squares =
+        squares.map(|(_, errors, common)| errors.iter().map(|e| e * e).sum::<f64>() / common.apart.powi(2));
+    let (sum, count) = squares.fold((0.0, 0), |(sum, count), square| (sum + square, count + 1));
+    if count == 0 { f64::INFINITY } else { (sum / f64::from(count)).sqrt() }
 }
 
 /// What rows have in common.

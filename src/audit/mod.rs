@@ -95,6 +95,7 @@ use replay::Replayed;
 pub use replay::{Across, Replay, Said};
 pub use rows::Arrangement;
 pub use storage_types::{IN_ROWS, PRODUCTS, products};
+pub use stored::Narrowed;
 pub use suspect::Suspect;
 
 use devices::Devices;

@@ -25,7 +25,7 @@ use super::{
     Auditor, Findings, How, Labelled, Naming, Steps, attentions, cut_out, kinds, lost_steps, order,
     shown_products, simulate, storage_types,
 };
-use crate::arithmetic::{Arithmetic, Packed, Storing};
+use crate::arithmetic::{Arithmetic, Cached, Storing};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::engine::op_by_op::Machine;
 use crate::error::Result;
@@ -51,7 +51,7 @@ pub struct Assumed {
     /// What becomes of values that are stored in a narrow type.
     pub storing: Storing,
     /// What keys and values are kept as, where attention shows it.
-    packed: Option<(&'static str, Packed)>,
+    packed: Option<(&'static str, Cached)>,
 }
 
 impl Assumed {
@@ -206,7 +206,7 @@ impl<'a> Passes<'a> {
         self.name(&assumed, &mut findings)?;
         unlike::unname(&mut findings);
         self.packed(&mut assumed, &mut findings, false)?;
-        self.doubt_eight_bits(&assumed, &mut findings)?;
+        self.doubt_packed(&mut assumed, &mut findings)?;
         Ok((assumed, findings))
     }
 

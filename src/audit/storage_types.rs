@@ -12,7 +12,7 @@ use super::node::{self, Hypothesis};
 use super::parts;
 use super::{Labelled, Steps};
 use crate::arithmetic::round::NORMAL_F16;
-use crate::arithmetic::{Arithmetic, Flash, Functions, Narrow, Operands, Packed, Storing};
+use crate::arithmetic::{Arithmetic, Cached, Flash, Functions, Narrow, Operands, Packed, Storing, both};
 use crate::gguf::DType;
 use crate::numerics::{Numerics, Products, Storage};
 use crate::ops::bound::{SUBNORMAL_F16, UNIT_BF16, UNIT_F16, storage, storage_unit, unit_of};
@@ -339,17 +339,17 @@ pub fn readings(kept: Storage) -> Option<[&'static str; 2]> {
 pub fn over_packed(
     kept: Storage,
     declared: Option<Numerics>,
-    (name, packed): (&'static str, Packed),
+    (name, packed): (&'static str, Cached),
 ) -> Vec<Hypothesis> {
     let in_narrow = attentions::in_narrow(kept, declared).into_iter().map(|one| one.arithmetic);
     let in_narrow: Vec<Arithmetic> = in_narrow.filter(|one| one.cache == kept).collect();
     let read = |cache| in_narrow.iter().map(move |one| Arithmetic { cache, ..*one });
     // Rounding in any order beside that hides most mistakes.
-    let is_any = kept == Storage::F32 || packed == Packed::Eight;
+    let is_any = kept == Storage::F32 || packed == both(Packed::Eight);
     let in_any = is_any.then_some(Arithmetic { narrow: kept, ..Arithmetic::EXACT });
     let as_type = read(kept).filter(|_| kept != Storage::F32);
     let all = read(Storage::F32).chain(as_type).chain(in_any);
-    all.map(|one| Hypothesis { name, arithmetic: Arithmetic { packed: Some(packed), ..one } }).collect()
+    all.map(|one| Hypothesis { name, arithmetic: Arithmetic { packed, ..one } }).collect()
 }
 
 /// Values as they lie in the middle of what may have become them where bits were cut off to bf16.

@@ -42,7 +42,7 @@ impl Narrowed {
         let packed = |slot: usize, source: &Source<'_, f64>| {
             let packed = packed_in(op, slot, arithmetic)?;
             let (mut values, shape) = (source.values().into_owned(), source.shape());
-            packed.keep(shape[3], &mut values, &mut vec![0.0; shape.iter().product()]);
+            packed.keep(shape, &mut values, &mut vec![0.0; shape.iter().product()]);
             Some((values, shape))
         };
         let rounded = |slot: usize, source| packed(slot, source).or_else(|| rounded(slot, source));
@@ -153,7 +153,8 @@ impl Narrowed {
 
 /// What keys and values of attention are kept as, where that is no type of single numbers.
 fn packed_in(op: &Op, slot: usize, arithmetic: &Arithmetic) -> Option<Packed> {
-    arithmetic.packed.filter(|_| *op == Op::FlashAttn && (1..3).contains(&slot))
+    let kept = arithmetic.packed.get(slot.checked_sub(KEYS)?).copied()?;
+    kept.filter(|_| *op == Op::FlashAttn)
 }
 
 /// How far what such a cache holds may be from what its producer's does. An engine of a narrow type may round that once more as
@@ -167,7 +168,7 @@ fn held_in(
     let mut values = source.values().into_owned();
     let Carried { mut error, through } =
         known.unwrap_or_else(|| Carried { error: vec![0.0; values.len()], through: Vec::new() });
-    packed.keep(source.shape()[3], &mut values, &mut error);
+    packed.keep(source.shape(), &mut values, &mut error);
     let Arithmetic { narrow, cache, .. } = *arithmetic;
     match storage_types::is_followed(&Op::FlashAttn, arithmetic) {
         true if cache != Storage::F32 => error = stored_apart(cache, &values, &error),

@@ -34,7 +34,7 @@ pub fn diagnose(suspect: &Suspect<'_>) -> Names {
 }
 
 /// A mistake, and what it accounts for.
-struct Attempt {
+pub(super) struct Attempt {
     fault: Fault,
     explains: f64,
 }
@@ -47,7 +47,7 @@ impl<'s, 'a> Trial<'s, 'a> {
             return Names { found: behind.unwrap_or_default(), out_of_sight: true, ..Names::default() };
         }
         let mut tried: Vec<Attempt> = Vec::new();
-        let sample = Sample::of(self.suspect, &self.base.exact);
+        let sample = Sample::of(self.suspect, self.suspect.args, &self.base.exact);
         let within = |change: &Change, limit: f64| {
             let sampled = sample.as_ref().and_then(|sample| sample.within(change, limit));
             sampled.unwrap_or(f64::INFINITY)
@@ -62,6 +62,9 @@ impl<'s, 'a> Trial<'s, 'a> {
         if found.is_empty() {
             let guessed = || self.all(guessed::guesses(self.suspect), &mut tried);
             found = rolled_back::found(self.suspect).map_or_else(guessed, |named| vec![named]);
+        }
+        if found.is_empty() {
+            found = self.over_caches();
         }
         let rows = self.rows(&evidence);
         if found.is_empty() {
@@ -124,7 +127,7 @@ impl<'s, 'a> Trial<'s, 'a> {
     }
 
     /// What was recorded beside what the node should come to.
-    fn evidence<'e>(
+    pub(super) fn evidence<'e>(
         &'e self,
         base: &'e Base,
         source: &'e dyn Fn(usize) -> Option<Vec<f64>>,
@@ -151,7 +154,7 @@ impl<'s, 'a> Trial<'s, 'a> {
 
     /// Every mistake of the catalogue, of those that are `coarser` arithmetic or of the others. One that can happen to any
     /// value is looked for where no other explains the node.
-    fn singles(
+    pub(super) fn singles(
         &self,
         evidence: &Evidence<'_>,
         sample: Option<&Sample<'_, '_>>,

@@ -14,6 +14,7 @@ mod exchanged_experts;
 mod guessed;
 pub mod injected;
 pub mod others;
+mod over_caches;
 mod passed_on;
 mod precision;
 mod ranks;

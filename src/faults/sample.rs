@@ -72,9 +72,9 @@ fn token_axes(op: &Op, args: &Args<'_, f64>) -> Option<(usize, &'static [(usize,
 }
 
 impl<'s, 'a> Sample<'s, 'a> {
-    /// Of a node that should have come to `exact`; `None` where nothing smaller than the whole can be looked at.
-    pub fn of(suspect: &'s Suspect<'a>, exact: &'s [f64]) -> Option<Sample<'s, 'a>> {
-        let args = suspect.args;
+    /// Of a node that should have come to `exact` of what it reads, which its producer may have rounded before; `None` where
+    /// nothing smaller than the whole can be looked at.
+    pub fn of(suspect: &'s Suspect<'a>, args: &Args<'_, f64>, exact: &'s [f64]) -> Option<Sample<'s, 'a>> {
         let op = &suspect.node.program.graph.get(suspect.node.id).op;
         let error = |i: usize| {
             let error = (suspect.recorded[i] - exact[i]).abs();
@@ -114,19 +114,19 @@ impl<'s, 'a> Sample<'s, 'a> {
         let several = rows.len() > 1 && axes.is_some() && columns.is_none();
         let worst = rows.iter().copied().filter(|_| several);
         let worst = worst.max_by(|a, b| of_row(*a).total_cmp(&of_row(*b)));
-        let row = worst.map(|row| Box::new(Sample::at(suspect, exact, axes, vec![row], None)));
-        Some(Sample { row, ..Sample::at(suspect, exact, axes, rows, columns) })
+        let row = worst.map(|row| Box::new(Sample::at(suspect, args, exact, axes, vec![row], None)));
+        Some(Sample { row, ..Sample::at(suspect, args, exact, axes, rows, columns) })
     }
 
     /// Some rows and columns.
     fn at(
         suspect: &'s Suspect<'a>,
+        args: &Args<'_, f64>,
         exact: &'s [f64],
         axes: Option<(usize, &'static [(usize, usize)])>,
         rows: Vec<usize>,
         columns: Option<Vec<usize>>,
     ) -> Sample<'s, 'a> {
-        let args = suspect.args;
         let (axis, cut) = axes.unwrap_or((0, &[]));
         let tokens = args.shape[axis];
         let within: usize = args.shape[axis + 1..].iter().product();
@@ -243,7 +243,7 @@ impl<'s, 'a> Sample<'s, 'a> {
         let weight: usize = args.get(0)?.shape().iter().product();
         let made = || {
             let axes = token_axes(&node.program.graph.get(node.id).op, args);
-            Box::new(Sample::at(self.suspect, self.exact, axes, self.rows.clone(), None))
+            Box::new(Sample::at(self.suspect, args, self.exact, axes, self.rows.clone(), None))
         };
         self.wide.get_or_init(|| (weight <= WEIGHT_MAX).then(made)).as_deref()
     }

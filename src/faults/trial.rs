@@ -79,6 +79,11 @@ impl<'s, 'a> Trial<'s, 'a> {
         Some((hypothesis, base.get_or_init(|| Base::of(self.suspect, hypothesis)).as_ref()?))
     }
 
+    /// What the node may have been computed in, in the order of [`Trial::base`].
+    pub fn hypotheses(&self) -> impl Iterator<Item = &'s Hypothesis> + '_ {
+        [self.nearest].into_iter().chain(self.others.iter().map(|(one, _)| *one))
+    }
+
     /// What `see` makes of the node under a change; `None` where the change has no place in it.
     pub fn with<T>(&self, change: &Change, see: impl FnOnce(Rewritten<'_, f64>) -> Option<T>) -> Option<T> {
         let Suspect { node, args, .. } = *self.suspect;
@@ -177,9 +182,10 @@ impl<'s, 'a> Trial<'s, 'a> {
             let fits = |held: &Held| self.suspect.is_explained(held);
             let held = judge(rule, &args, recorded, &sight, &hypotheses(&rule.op, backend, &args)).ok()?;
             let near = 1.0 - held.squares[0] / self.suspect.held.squares[0] >= PROMISING;
-            // What is nearly right may be so in an arithmetic of the producer's own.
-            let own =
-                (near && !fits(&held)).then(|| judge(rule, &args, recorded, &sight, self.suspect.tried));
+            // What is nearly right may be so in an arithmetic of the producer's own; a cache of its own hides how near it is.
+            let is_packed = self.suspect.tried.iter().any(|one| one.arithmetic.packed != [None; 2]);
+            let own = ((near || is_packed) && !fits(&held))
+                .then(|| judge(rule, &args, recorded, &sight, self.suspect.tried));
             let held = own.and_then(Result::ok).filter(fits).unwrap_or(held);
             Some(Some((held.squares[0], fits(&held))))
         })?;

@@ -27,7 +27,7 @@ mod vector;
 use parity_graph::Op;
 use rayon::prelude::*;
 
-pub use self::common::in_common;
+pub use self::common::{InCommon, in_common};
 pub use self::signed::{SUMS, Signed};
 
 use self::row::Attention;

@@ -6,7 +6,7 @@ use parity_graph::Op;
 use parity_graph::known::is_weight;
 
 use crate::arithmetic::backend::{Backend, untested};
-use crate::arithmetic::{Narrow, Packed, Storing};
+use crate::arithmetic::{CACHES, Narrow, Storing};
 use crate::audit::{
     ATTENTIONS, Findings, IN_ROWS, LLAMA_ATTENTION, Labelled, PRODUCTS, coarsest, name_of_cache,
 };
@@ -94,7 +94,7 @@ fn other_cache(side: &str, findings: &Findings, declared: Option<Numerics>) -> O
         let ids: Vec<Checkpoint> = findings.order.iter().copied().filter(is_healthy).collect();
         (!ids.is_empty()).then_some((name, ids))
     };
-    let packed = Packed::ALL.into_iter().map(|(name, _)| name);
+    let packed = CACHES.into_iter().map(|(name, _)| name);
     let found: Vec<String> = others
         .map(name_of_cache)
         .chain(packed)

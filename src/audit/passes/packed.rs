@@ -5,22 +5,29 @@
 //! without such a cache.
 
 use indexmap::IndexSet;
+use parity_graph::{Op, fault};
 
 use super::super::attentions::attends;
 use super::super::best::Simulated;
+use super::super::factor_of_scores::DEVIATIONS;
 use super::super::finding::MISTAKES_SHOW;
 use super::super::{coarseness, name_of_cache, simulate};
-use super::{Assumed, DIAGNOSED_MAX, Findings, Passes};
-use crate::arithmetic::{Arithmetic, Packed};
+use super::{Assumed, DIAGNOSED_MAX, Findings, Labelled, Passes, unlike};
+use crate::arithmetic::{Arithmetic, CACHES, Cached, Packed, both, bounded_by};
 use crate::audit::Finding;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
 use crate::numerics::Storage;
-use crate::ops::bound::{UNIT_F16, storage_unit};
+use crate::ops::bound::UNIT_F16;
+use crate::report::Diagnosis;
 
 /// What attention needs that eight bits of some kind would explain.
 const NEEDS: &str = "keys and values as its cache holds them: a cache of 8 bits, at scales that were not recorded, would \
                      explain it, and hides mistakes of that size";
+
+/// What attention needs that four bits of some kind would explain.
+const NEEDS_OF_FOUR: &str = "keys and values as its cache holds them: values repeat as those of a cache of 4 bits do, which \
+                             would explain it, and hides mistakes of that size";
 
 /// What attention needs that numbers of f16 or bf16 at some scale would explain.
 const NEEDS_SCALE: &str = "keys and values as its cache holds them: numbers of f16 or bf16 at a scale that was not recorded would \
@@ -29,6 +36,18 @@ const NEEDS_SCALE: &str = "keys and values as its cache holds them: numbers of f
 /// How much of a node such a cache is off by at most: half of that of most mistakes, three times (of fp8 with two bits of
 /// mantissa 0.13 was measured).
 const MOST: f64 = 3.0 * MISTAKES_SHOW;
+
+/// The same of four bits, whose numbers show (0.3 was measured).
+const MOST_OF_FOUR: f64 = 10.0 * MISTAKES_SHOW;
+
+/// Share of a head's values that are unlike each other, at most, where they are numbers of four bits: of sixteen numbers at random
+/// sixteen values show ten.
+const UNLIKE_MAX: f64 = 3.0 / 4.0;
+
+/// A first row sees one key, whatever that is: without it another scale is told from keys by what scores have in common alone.
+const SEES_ONE: usize = 1;
+/// How many times what roundings come to at most a factor of all scores must come to if it is one.
+const SHOWN: f64 = 1.5;
 
 impl Passes<'_> {
     /// Takes keys and values for those that such a cache holds where that explains most of the attention that is wrong: what is
@@ -51,22 +70,27 @@ impl Passes<'_> {
         };
         let declared = self.steps.declared().and_then(|numerics| numerics.eight_bits);
         // What an engine of a narrower type rounds itself is as much as what a scale makes of its cache.
-        let may_be = |packed: Packed| match packed.bounded_by() {
-            None => is_followed && packed.may_be(declared),
-            Some(_) => !is_followed && packed.may_be(declared) && assumed.kept == Storage::F32,
+        let may_be = |cached: Cached| {
+            let is_bounded = bounded_by(cached).is_some();
+            let is_possible =
+                if is_bounded { !is_followed && assumed.kept == Storage::F32 } else { is_followed };
+            is_possible && cached.into_iter().flatten().all(|packed| packed.may_be(declared))
         };
-        for (name, packed) in Packed::ALL.into_iter().filter(|(_, packed)| may_be(*packed)) {
+        for (name, packed) in CACHES.into_iter().filter(|(_, cached)| may_be(*cached)) {
+            let bounded = bounded_by(packed);
             // Nothing else shows it of an engine that does not declare such a cache: then it shows in the sizes of the scores, which
             // differ from layer to layer, and operands of that type explain some.
             let is_declared = |kept: Storage| {
                 self.steps.declared().is_some_and(|numerics| numerics.kv == kept && kept != Storage::F32)
             };
-            let is_shown = |kept: Storage| is_declared(kept) || healthy_attention(findings).next().is_some();
-            if !packed.bounded_by().is_none_or(is_shown) {
+            if let [Some(Packed::Scaled(kept)), _] = packed
+                && !is_declared(kept)
+                && healthy_attention(findings).next().is_none()
+            {
                 continue;
             }
             // What is bounded hides more than what rounds less: nothing else may explain other layers by that.
-            let unit = packed.bounded_by().map_or(UNIT_F16, storage_unit);
+            let unit = bounded.unwrap_or(UNIT_F16);
             if !healthy_attention(findings).all(|(_, finding)| is_as_coarse(finding, unit)) {
                 continue;
             }
@@ -78,7 +102,7 @@ impl Passes<'_> {
             let mut found = self.run(&tried, &|id| wrong.contains(&id))?;
             found.nodes.retain(|_, found| found.judged > 0 && found.is_healthy());
             if 2 * found.nodes.len() > wrong.len() {
-                if packed.bounded_by().is_some() {
+                if bounded.is_some() {
                     // A scale of a head that is off by a few thousandths is as much: it was passed so.
                     found.nodes.values_mut().for_each(|found| *found = found.as_undecided(NEEDS_SCALE));
                 } else {
@@ -92,25 +116,22 @@ impl Passes<'_> {
     }
 
     /// Takes attention for undecided that is off by little, has no name and is wrong in every layer, where eight bits of any kind
-    /// would explain it in most: a mistake in a few rows or layers, or one of the catalogue, is none. Where such a cache is
-    /// declared, so is what follows attention that was not recorded.
-    pub(super) fn doubt_eight_bits(&self, assumed: &Assumed, findings: &mut Findings) -> Result<()> {
+    /// would explain it in most: a mistake in a few rows or layers, or one of the catalogue, is none, nor is what scores have in
+    /// common. Four bits hide more, and are tried where values show them. Where such a cache is declared, so is what follows
+    /// attention that was not recorded.
+    pub(super) fn doubt_packed(&self, assumed: &mut Assumed, findings: &mut Findings) -> Result<()> {
         let wrong = wrong_attention(findings);
-        let is_everywhere = healthy_attention(findings).next().is_none() && wrong.len() > 1;
-        if assumed.packed.is_none() && is_everywhere {
-            let open = self.faint(assumed, findings, &wrong)?;
-            let tried = Assumed { packed: Some(("", Packed::Eight)), ..assumed.clone() };
-            let found = match 2 * open.len() > wrong.len() {
-                true => self.run(&tried, &|id| open.contains(&id))?,
-                false => Findings::default(),
+        // Rounding in any order may hide what the cache of a layer rounds.
+        let healthy = || healthy_attention(findings).map(|(_, finding)| finding);
+        let is_everywhere = healthy().all(unlike::is_in_any_order) && wrong.len() > 1;
+        let is_everywhere = is_everywhere && wrong.len() >= healthy().count();
+        let is_open = assumed.packed.is_none() && is_everywhere;
+        if is_open && !self.named_over(assumed, findings, &wrong)? {
+            let bits = match self.is_of_four_bits(&wrong) {
+                true => (Packed::Four, MOST_OF_FOUR, NEEDS_OF_FOUR),
+                false => (Packed::Eight, MOST, NEEDS),
             };
-            let is_explained = |id: &Checkpoint| {
-                found.nodes.get(id).is_some_and(|found| found.judged > 0 && found.is_healthy())
-            };
-            let open: Vec<Checkpoint> = open.into_iter().filter(is_explained).collect();
-            if 2 * open.len() > wrong.len() {
-                open.iter().for_each(|id| findings.nodes[id] = findings.nodes[id].as_undecided(NEEDS));
-            }
+            self.doubt_bits(assumed, findings, &wrong, bits)?;
         }
         if self.steps.declared().is_some_and(|numerics| numerics.eight_bits.is_some()) {
             let is_behind = |finding: &Finding| finding.bridged.iter().any(|id| attends(id.kind()));
@@ -123,21 +144,115 @@ impl Passes<'_> {
 }
 
 impl Passes<'_> {
+    /// Takes attention for undecided that bits of a kind explain, where it is off by a share of a node at `most`.
+    fn doubt_bits(
+        &self,
+        assumed: &Assumed,
+        findings: &mut Findings,
+        wrong: &[Checkpoint],
+        (bits, most, needs): (Packed, f64, &'static str),
+    ) -> Result<()> {
+        let open = self.faint(assumed, findings, (wrong, most))?;
+        if 2 * open.len() <= wrong.len() {
+            return Ok(());
+        }
+        // What is off in fewer rows is so by the same cache.
+        let tried = Assumed { packed: Some(("", both(bits))), ..assumed.clone() };
+        let found = self.run(&tried, &|id| wrong.contains(&id) && is_faint(&findings.nodes[&id], most))?;
+        let is_explained = |id: &&Checkpoint| {
+            found.nodes.get(*id).is_some_and(|found| found.judged > 0 && found.is_healthy())
+        };
+        if 2 * open.iter().filter(is_explained).count() > wrong.len() {
+            for id in wrong.iter().filter(is_explained) {
+                findings.nodes[id] = findings.nodes[id].as_undecided(needs);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a mistake over a cache whose form is followed has a name, which is taken then: a mistake hides that form.
+    fn named_over(
+        &self,
+        assumed: &mut Assumed,
+        findings: &mut Findings,
+        wrong: &[Checkpoint],
+    ) -> Result<bool> {
+        if !wrong.first().is_some_and(|id| is_faint(&findings.nodes[id], MOST)) {
+            return Ok(false);
+        }
+        let first = wrong[0];
+        let is_alike = |(_, [keys, values]): &(&str, Cached)| keys == values;
+        let is_followed = |one: &(&str, Cached)| bounded_by(one.1).is_none() && is_alike(one);
+        let off = |findings: &Findings| Some(findings.nodes.get(&first)?.audit()?.local.rel_l2);
+        let mut nearest = (off(findings).unwrap_or(f64::INFINITY), None);
+        for packed in CACHES.into_iter().filter(is_followed) {
+            let tried = Assumed { packed: Some(packed), ..assumed.clone() };
+            // In another form than its own a cache is off by what both round.
+            if let Some(off) = off(&self.run(&tried, &|id| id == first)?).filter(|off| *off < nearest.0) {
+                nearest = (off, Some(tried));
+            }
+        }
+        let (_, Some(tried)) = nearest else { return Ok(false) };
+        let names = self.named_beyond(&tried, &[first], findings)?;
+        // Coarser arithmetic looks like a cache of another form.
+        let is_mistake = |name: &Diagnosis| fault::find(&name.fault).is_none_or(|entry| !entry.rounds);
+        if !names.nodes.values().any(|finding| finding.diagnosis().0.iter().any(is_mistake)) {
+            return Ok(false);
+        }
+        let found = self.run(&tried, &|id| wrong.contains(&id))?;
+        findings.nodes.extend(found.nodes);
+        *assumed = tried;
+        self.name(assumed, findings)?;
+        Ok(true)
+    }
+
+    /// Whether the attention of a step has so many rows that what its scores have in common shows in them.
+    fn shows_factors(&self) -> bool {
+        let rows = |(_, labelled): &(usize, &Labelled)| {
+            let graph = &labelled.program.graph;
+            let attention = labelled.program.executed().filter(|node| graph.get(*node).op == Op::FlashAttn);
+            let [b, rows, heads, _] = attention.map(|node| graph.get(node).shape()).next()?;
+            Some((b * rows * heads) as f64)
+        };
+        self.graphs.iter().filter_map(rows).any(|rows| rows.sqrt() >= SHOWN * DEVIATIONS)
+    }
+
+    /// Whether first rows, which are the one value that they see, repeat numbers within each head.
+    fn is_of_four_bits(&self, wrong: &[Checkpoint]) -> bool {
+        let repeats = |id: &Checkpoint| {
+            let (step, labelled) = self.graphs.first()?;
+            let graph = &labelled.program.graph;
+            let attention = labelled.program.executed().find(|node| graph.get(*node).op == Op::FlashAttn)?;
+            let [.., width] = graph.get(attention).shape();
+            let recorded = self.steps.tensor(*step, *id)?;
+            let first = recorded.values.get(..recorded.values.len() / recorded.positions.len().max(1))?;
+            let unlike = |head: &[f32]| head.iter().map(|x| x.to_bits()).collect::<IndexSet<u32>>().len();
+            let mut heads = first.chunks(width.max(1));
+            let is_few = heads.all(|head| unlike(head) as f64 <= UNLIKE_MAX * head.len() as f64);
+            Some(is_few && recorded.positions.first() == Some(&0))
+        };
+        wrong.iter().all(|id| repeats(id).unwrap_or(false))
+    }
+
     /// Those of some attention that are off by little, have no name, and are off in all rows. Of a narrow engine in half of them,
     /// beyond its bound or beyond what roundings come to by chance: their worst case hides what the cache rounds.
-    fn faint(&self, assumed: &Assumed, findings: &Findings, wrong: &[Checkpoint]) -> Result<Vec<Checkpoint>> {
+    fn faint(
+        &self,
+        assumed: &Assumed,
+        findings: &Findings,
+        (wrong, most): (&[Checkpoint], f64),
+    ) -> Result<Vec<Checkpoint>> {
         let kept = assumed.kept;
         let share = if kept == Storage::F32 { 1 } else { 2 };
+        let seen_by_one = if self.shows_factors() { SEES_ONE } else { 0 };
         let (mut faint, mut open) = (Vec::new(), IndexSet::new());
         for id in wrong {
             let finding = &findings.nodes[id];
-            let local = finding.audit().map(|audit| audit.local);
-            let Some(local) = local.filter(|local| local.rel_l2 <= MOST && finding.diagnosis().0.is_empty())
-            else {
+            let rows = finding.audit().map_or(0, |audit| audit.local.rows);
+            if !is_faint(finding, most) {
                 continue;
-            };
-            // A first row sees one key, whatever that is: without it keys alone could not be told from another scale.
-            if share * finding.rows_beyond() as u64 >= local.rows {
+            }
+            if (share * finding.rows_beyond() + seen_by_one) as u64 >= rows {
                 faint.push(*id);
             } else if kept != Storage::F32 {
                 open.insert(*id);
@@ -151,6 +266,12 @@ impl Passes<'_> {
         }
         Ok(faint)
     }
+}
+
+/// Whether a node is off by a share at `most`, and has no name.
+fn is_faint(finding: &Finding, most: f64) -> bool {
+    let is_little = finding.audit().is_some_and(|audit| audit.local.rel_l2 <= most);
+    is_little && finding.diagnosis().0.is_empty()
 }
 
 /// Attention that was recorded with all that it reads, and is wrong.

@@ -58,7 +58,7 @@ pub fn take(findings: &mut Findings, simulated: &mut IndexMap<Checkpoint, Simula
 }
 
 /// Whether its roundings are in any order.
-fn is_in_any_order(finding: &Finding) -> bool {
+pub(super) fn is_in_any_order(finding: &Finding) -> bool {
     let mut names = [Storage::F16, Storage::Bf16].into_iter().filter_map(readings);
     names.any(|[kept, _]| finding.computed_in.contains(kept))
 }
