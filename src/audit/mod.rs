@@ -73,7 +73,6 @@ use crate::numerics::{Numerics, Storage};
 use crate::ops::Args;
 use crate::ops::bound::{UNIT_F16, storage_unit};
 use crate::watch;
-
 pub use attentions::{ATTENTIONS, LLAMA_ATTENTION, name_of_cache};
 pub use audit_rows::AuditRows;
 pub use carried::{Carried, OwnDistance, Simulated, carried, simulated};

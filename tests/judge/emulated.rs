@@ -183,11 +183,12 @@ fn keys_and_values_may_be_kept_in_eight_bits() {
 fn a_cache_at_a_scale_that_was_not_recorded_is_undecided() {
     let eight: Cache = |row| row.iter_mut().for_each(|x| *x = float(*x / 0.037, 3, -6) * 0.037);
     let half: Cache = |row| row.iter_mut().for_each(|x| *x = f16::from_f32(*x / 3.7).to_f32() * 3.7);
-    for (kept, cache, needs) in [
+    let cases = [
         (Element::F32, eight, "a cache of 8 bits"),
         (Element::F32, half, "f16 or bf16 at a scale"),
         (Element::Bf16, eight, "a cache of 8 bits"),
-    ] {
+    ];
+    for (kept, cache, needs) in sample("caches at a scale", 2, cases) {
         let audited = over(kept, [cache; 2], (0, 1.0));
         let reason = audited.report["reason"].as_str().unwrap_or_default();
         assert!(audited.code == 2 && reason.contains(needs), "{kept:?}, exit {}: {reason}", audited.code);
@@ -200,7 +201,8 @@ fn a_cache_at_a_scale_that_was_not_recorded_is_undecided() {
 #[test]
 fn keys_alone_may_be_kept_in_eight_bits() {
     let as_they_are: Cache = |_| ();
-    for (kept, which, keys) in [(Element::F32, 0, true), (Element::F16, 1, true), (Element::Bf16, 4, false)] {
+    let cases = [(Element::F32, 0, true), (Element::F16, 1, true), (Element::Bf16, 4, false)];
+    for (kept, which, keys) in sample("caches of keys or values alone", 1, cases) {
         let (name, cache) = CACHES[which];
         let caches = if keys { [cache, as_they_are] } else { [as_they_are, cache] };
         let audited = over(kept, caches, (1, 1.0));
@@ -221,17 +223,18 @@ fn caches_of_other_forms_are_undecided() {
     let of_four: Cache = |row| between(row, 15.0);
     let of_eight: Cache = |row| between(row, 255.0);
     let as_they_are: Cache = |_| ();
-    for (kept, caches, needs) in [
+    let cases = [
         (Element::F32, [of_four; 2], "a cache of 4 bits"),
         (Element::Bf16, [of_four; 2], "a cache of 4 bits"),
-        (Element::F32, [of_eight; 2], "a cache of 8 bits"),
         (Element::F32, [of_eight, as_they_are], "a cache of 8 bits"),
-    ] {
+        (Element::F32, [of_eight; 2], "a cache of 8 bits"),
+    ];
+    for (kept, caches, needs) in sample("caches of other forms", 2, cases) {
         let audited = over(kept, caches, (0, 1.0));
         let reason = audited.report["reason"].as_str().unwrap_or_default();
         assert!(audited.code == 2 && reason.contains(needs), "{kept:?}, exit {}: {reason}", audited.code);
     }
-    for caches in [[of_eight; 2], [of_eight, as_they_are]] {
+    for caches in sample("the same with another scale", 1, [[of_eight; 2], [of_eight, as_they_are]]) {
         let audited = over(Element::F32, caches, (1, 1.1));
         assert_eq!((audited.code, &audited.first[..]), (1, "blk.1.attn_ctx"), "{}", audited.report["reason"]);
     }

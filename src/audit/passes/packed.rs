@@ -70,11 +70,15 @@ impl Passes<'_> {
         };
         let declared = self.steps.declared().and_then(|numerics| numerics.eight_bits);
         // What an engine of a narrower type rounds itself is as much as what a scale makes of its cache.
+        // A first row is the one value that it sees.
+        let shows = assumed.kept == Storage::F32 && self.steps.positions(0).first() == Some(&0);
+        let keeps_values = shows.then(|| findings.nodes[&first].is_beyond_in(&[0]));
         let may_be = |cached: Cached| {
             let is_bounded = bounded_by(cached).is_some();
             let is_possible =
                 if is_bounded { !is_followed && assumed.kept == Storage::F32 } else { is_followed };
-            is_possible && cached.into_iter().flatten().all(|packed| packed.may_be(declared))
+            let is_shown = is_bounded || keeps_values.is_none_or(|keeps| keeps == cached[1].is_some());
+            is_possible && is_shown && cached.into_iter().flatten().all(|packed| packed.may_be(declared))
         };
         for (name, packed) in CACHES.into_iter().filter(|(_, cached)| may_be(*cached)) {
             let bounded = bounded_by(packed);
