@@ -5,9 +5,9 @@
 //! what the cache holds is known but for values that lie in the middle between two numbers. Of a scale that nobody recorded
 //! the rounding is bounded.
 
-use super::narrow::nearest_of;
 use half::{bf16, f16};
 
+use super::narrow::nearest_of;
 use crate::numerics::{EightBits, Storage};
 
 /// What keys and values are kept as.
@@ -131,15 +131,14 @@ impl Packed {
     /// Replaces values (..., T, D) by what the cache holds of them; `error` says how far each may be from what its producer kept,
     /// and becomes how far it may be from what that holds.
     pub fn keep(self, [.., tokens, width]: [usize; 4], values: &mut [f64], error: &mut [f64]) {
-        let is_bounded = self.bounded_by().is_some();
-        if is_bounded {
-            let head = (tokens * width).max(1);
+        let width = width.max(1);
+        if let Some(unit) = self.bounded_by() {
+            let head = tokens.max(1) * width;
             for (values, error) in values.chunks(head).zip(error.chunks_mut(head)) {
-                self.bound(width, values, error);
+                self.bound((width, unit), values, error);
             }
             return;
         }
-        let width = width.max(1);
         for (values, error) in values.chunks_mut(width).zip(error.chunks_mut(width)) {
             let largest = values.iter().fold(0.0, |max: f64, x| max.max(x.abs()));
             if !largest.is_finite() {
@@ -162,14 +161,15 @@ impl Packed {
 
     /// How far the values of one head (T, D) may be from what a bounded kind holds of them: half a step of a number, or of whole
     /// numbers at the scale of a token, or of a column.
-    fn bound(self, width: usize, values: &[f64], error: &mut [f64]) {
-        let width = width.max(1);
-        let unit = self.bounded_by().unwrap_or_default();
+    fn bound(self, (width, unit): (usize, f64), values: &[f64], error: &mut [f64]) {
+        // A row of an infinite value has no scale, and gives a column none.
+        let is_finite = |row: &[f64]| row.iter().all(|x| !x.is_infinite());
         let mut columns = vec![0.0f64; width];
-        for row in values.chunks(width) {
+        for row in values.chunks(width).filter(|row| is_finite(row)) {
             columns.iter_mut().zip(row).for_each(|(max, x)| *max = max.max(x.abs()));
         }
-        for (row, error) in values.chunks(width).zip(error.chunks_mut(width)) {
+        let rows = values.chunks(width).zip(error.chunks_mut(width));
+        for (row, error) in rows.filter(|(row, _)| is_finite(row)) {
             let largest = row.iter().fold(0.0, |max: f64, x| max.max(x.abs()));
             for ((x, column), error) in row.iter().zip(&columns).zip(error) {
                 let of_whole = self.levels().map_or(0.0, |levels| largest.max(*column) / levels / 2.0);
@@ -246,6 +246,10 @@ mod tests {
         let mut error = vec![0.0; 4];
         Packed::Four.keep([1, 1, 2, 2], &mut [14.0, 0.1, 0.7, 0.1], &mut error);
         assert!((error[2] - 1.0).abs() < 1e-12 && (error[3] - 0.05).abs() < 1e-12, "{error:?}");
+        // An infinite value hides nothing.
+        let mut error = vec![0.0; 4];
+        Packed::Eight.keep([1, 1, 2, 2], &mut [f64::INFINITY, 1.0, 0.8, 0.8], &mut error);
+        assert_eq!(error, [0.0, 0.0, 0.1, 0.1]);
         let mut error = vec![0.001];
         Packed::Float(Float::E4m3, false).keep([1; 4], &mut [1.07], &mut error);
         assert!(error[0] >= 0.125, "{error:?}");

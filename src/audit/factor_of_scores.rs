@@ -12,7 +12,7 @@ use std::collections::HashSet;
 use parity_graph::Op;
 
 use super::storage_types::{STEPS, is_followed};
-use crate::arithmetic::{Arithmetic, bounded_by};
+use crate::arithmetic::bounded_by;
 use crate::numerics::Storage;
 use crate::ops::Args;
 use crate::ops::bound::{CONFIDENCE, storage_unit};
@@ -20,11 +20,6 @@ use crate::ops::flash::{InCommon, in_common};
 
 /// [`CONFIDENCE`] roundings that are uniform in ± 1 are so many standard deviations: √3 each.
 pub const DEVIATIONS: f64 = CONFIDENCE * 1.732_050_807_568_877_2;
-
-/// How far keys and values may be from what a cache holds, relative to them, where that is bounded.
-pub fn bounded_cache(arithmetic: &Arithmetic) -> Option<f64> {
-    bounded_by(arithmetic.packed)
-}
 
 /// What the errors of a node have in common with either direction, over what rounding explains of that, each with an element
 /// where it shows. Nothing of nodes but attention in a narrow type at whose steps nobody knows what is rounded, and nothing
@@ -35,7 +30,7 @@ pub fn over(
     [recorded, exact]: [&[f64]; 2],
     looked_at: &dyn Fn(usize) -> bool,
 ) -> Vec<(usize, f64)> {
-    let bounded = bounded_cache(args.arithmetic);
+    let bounded = bounded_by(args.arithmetic.packed);
     let narrow = args.arithmetic.narrow;
     let is_known = bounded.is_none() && (narrow == Storage::F32 || is_followed(op, args.arithmetic));
     if *op != Op::FlashAttn || is_known {

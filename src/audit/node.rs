@@ -18,7 +18,7 @@ use super::together;
 use super::tokens::Tokens;
 pub use crate::arithmetic::Hypothesis;
 use crate::arithmetic::backend::{Backend, Product, Queries};
-use crate::arithmetic::{Arithmetic, Flash, Operands};
+use crate::arithmetic::{Arithmetic, Flash, Operands, bounded_by};
 use crate::engine::op_by_op::{Carried, Unknown};
 use crate::gguf::DType;
 use crate::numerics::Storage;
@@ -315,7 +315,7 @@ fn by_values(
             note(&mut held, element, over);
         }
     }
-    if carried.is_none() || factor_of_scores::bounded_cache(args.arithmetic).is_some() {
+    if carried.is_none() || bounded_by(args.arithmetic.packed).is_some() {
         for (element, over) in factor_of_scores::over(&rule.op, args, [recorded, &exact], sight.looked_at) {
             note(&mut held, element, over);
         }

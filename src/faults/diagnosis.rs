@@ -5,7 +5,7 @@ use parity_graph::fault::{self, Argument, Entry, Evidence, Fault};
 use parity_graph::rewrite::Change;
 
 use super::described::{Rows, describe, recognised};
-use super::sample::Sample;
+use super::sample::{Sample, within};
 use super::trial::{Base, Explained, PARTIAL, PROMISING, Trial, WEIGHT_MAX, finite};
 use super::{between, guessed, precision, ranks, rolled_back};
 use crate::audit::{Named, Names, Suspect};
@@ -48,10 +48,7 @@ impl<'s, 'a> Trial<'s, 'a> {
         }
         let mut tried: Vec<Attempt> = Vec::new();
         let sample = Sample::of(self.suspect, self.suspect.args, &self.base.exact);
-        let within = |change: &Change, limit: f64| {
-            let sampled = sample.as_ref().and_then(|sample| sample.within(change, limit));
-            sampled.unwrap_or(f64::INFINITY)
-        };
+        let within = |change: &Change, limit: f64| within(sample.as_ref(), change, limit);
         let source = |slot: usize| self.source(slot);
         let evidence = self.evidence(&self.base, &source, &within);
         let mut found = self.singles(&evidence, sample.as_ref(), &mut tried, false);
@@ -292,7 +289,7 @@ impl<'s, 'a> Trial<'s, 'a> {
         let (id, own) = (self.suspect.node.id, &first.rewrite.change);
         let within = |change: &Change, limit: f64| {
             let both = Change::All(vec![own.clone(), change.clone()]);
-            sample.and_then(|sample| sample.within(&both, limit)).unwrap_or(f64::INFINITY)
+            within(sample, &both, limit)
         };
         let base = self.under(own, at)?;
         let source = |slot: usize| self.source(slot);

@@ -3,7 +3,7 @@
 use parity_graph::Op;
 use parity_graph::rewrite::Change;
 
-use super::sample::Sample;
+use super::sample::{Sample, within};
 use super::trial::Trial;
 use crate::arithmetic::bounded_by;
 use crate::audit::{Named, Narrowed, Suspect};
@@ -28,10 +28,7 @@ impl Trial<'_, '_> {
             let narrowed = Narrowed::of(op, args, arithmetic);
             let args = &Args { arithmetic, sources: narrowed.sources(args), ..*args };
             let sample = Sample::of(self.suspect, args, &base.exact);
-            let within = |change: &Change, limit: f64| {
-                let sampled = sample.as_ref().and_then(|sample| sample.within(change, limit));
-                sampled.unwrap_or(f64::INFINITY)
-            };
+            let within = |change: &Change, limit: f64| within(sample.as_ref(), change, limit);
             let source = |slot: usize| args.get(slot).map(|source| source.values().into_owned());
             let evidence = self.evidence(base, &source, &within);
             let found = self.singles(&evidence, sample.as_ref(), &mut Vec::new(), false);

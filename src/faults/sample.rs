@@ -71,6 +71,11 @@ fn token_axes(op: &Op, args: &Args<'_, f64>) -> Option<(usize, &'static [(usize,
     }
 }
 
+/// The squared distance under a change on a sample, or anything that is more than `limit` where it is; infinite without one.
+pub fn within(sample: Option<&Sample<'_, '_>>, change: &Change, limit: f64) -> f64 {
+    sample.and_then(|sample| sample.within(change, limit)).unwrap_or(f64::INFINITY)
+}
+
 impl<'s, 'a> Sample<'s, 'a> {
     /// Of a node that should have come to `exact` of what it reads, which its producer may have rounded before; `None` where
     /// nothing smaller than the whole can be looked at.
@@ -182,7 +187,7 @@ impl<'s, 'a> Sample<'s, 'a> {
     }
 
     /// The same, or anything that is more than `limit` where it is.
-    pub fn within(&self, change: &Change, limit: f64) -> Option<f64> {
+    fn within(&self, change: &Change, limit: f64) -> Option<f64> {
         if let Some((_, known)) = self.known.borrow().iter().find(|(known, _)| known == change) {
             return Some(*known);
         }
