@@ -13,7 +13,7 @@ pub mod product;
 pub mod round;
 
 pub use backend::Hypothesis;
-pub use packed::{CACHES, Cached, Packed, both, bounded_by};
+pub use packed::{CACHES, Cached, Packed, both, bounded_by, name_of};
 
 use crate::numerics::Storage;
 

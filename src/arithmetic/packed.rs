@@ -92,6 +92,11 @@ pub const fn both(packed: Packed) -> Cached {
     [Some(packed), Some(packed)]
 }
 
+/// What a cache is called; `None` where it is none of [`CACHES`].
+pub fn name_of(cached: Cached) -> Option<&'static str> {
+    CACHES.into_iter().find(|(_, one)| *one == cached).map(|(name, _)| name)
+}
+
 /// How far a value of a cache may be from its own at most, relative to it but for a scale, where that is bounded and not followed.
 pub fn bounded_by(cached: Cached) -> Option<f64> {
     cached.into_iter().flatten().find_map(Packed::bounded_by)

@@ -5,7 +5,6 @@ use indexmap::{IndexMap, IndexSet};
 use super::finding::most;
 use super::passes::APART;
 use crate::checkpoint::{Checkpoint, Kind};
-use crate::numerics::Storage;
 use crate::ops::bound::{HEALTHY, UNIT_F32};
 
 /// What a simulation says of one recorded node.
@@ -23,8 +22,8 @@ pub struct Simulated {
     pub beyond: f64,
     /// Unit roundoff of the type that values were taken to be kept in.
     pub unit: f64,
-    /// The type that keys and values were taken to be cached in, where it is not that of other values.
-    pub cache: Option<Storage>,
+    /// What keys and values were taken to be cached as, where it is not the type of other values.
+    pub cache: Option<&'static str>,
     /// Whether the recording declares that.
     pub declares_cache: bool,
     /// Whether the arithmetic is known: it is f32, the recording declares it or its values show it, or it explains most of

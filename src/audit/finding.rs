@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use indexmap::IndexSet;
 
-use super::attentions;
 use super::best::Simulated;
 use super::named::{Agreed, Names};
 use super::node::Held;
@@ -209,7 +208,7 @@ impl Finding {
         (self.over, self.worst, self.at_worst) = (over, vec![position as usize], None);
         self.rows_beyond = if over <= HEALTHY { BTreeSet::new() } else { BTreeSet::from([position]) };
         self.arithmetic.insert("what rounding explains between the recorded nodes was simulated");
-        self.computed_in = cache.map(attentions::name_of_cache).into_iter().collect();
+        self.computed_in = cache.into_iter().collect();
         self.arithmetic.extend(&self.computed_in);
     }
 

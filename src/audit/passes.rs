@@ -10,6 +10,7 @@ mod plainer;
 mod stored;
 mod taken;
 mod unlike;
+mod unseen_caches;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -226,7 +227,8 @@ impl<'a> Passes<'a> {
         self.prefer_plain(assumed, &simulated, findings)?;
         open.retain(|id| findings.nodes[id].is_wrong() && findings.nodes[id].diagnosis().0.is_empty());
         let bands = open.iter().filter_map(|id| Some((*id, findings.nodes[id].band()?)));
-        self.name_simulated(assumed, &bands.collect(), findings)
+        self.name_simulated(assumed, &bands.collect(), findings)?;
+        self.unseen_caches((assumed.kept, shown), findings)
     }
 
     /// Judges some nodes, and names nothing.

@@ -19,7 +19,7 @@ use super::needed::needed;
 use super::stored::Narrowed;
 use super::{Labelled, Steps, chosen_experts};
 use super::{attentions, lost_steps, storage_types};
-use crate::arithmetic::{Arithmetic, Flash, Narrow, Operands};
+use crate::arithmetic::{Arithmetic, Flash, Narrow, Operands, name_of};
 use crate::checkpoint::Checkpoint;
 use crate::engine::op_by_op::{Conductor, Machine, Node, Unknown, Value, compute};
 use crate::error::Result;
@@ -176,6 +176,22 @@ pub fn in_one(
     stretch.simulated(arithmetic, open, RUNS)
 }
 
+/// How far some nodes are from what one arithmetic computes, all of them together, relative; NaN where a value is no number.
+///
+/// # Errors
+/// Those of the machine.
+pub fn apart(
+    steps: &dyn Steps,
+    graphs: &[(usize, &Labelled)],
+    gguf: &Gguf,
+    arithmetic: Arithmetic,
+    open: &IndexSet<Checkpoint>,
+) -> Result<f64> {
+    let stretch = Stretch { steps, graphs, gguf, is_known: &|_| true, shown: None, attention: None };
+    let found = stretch.simulated(arithmetic, open, 0)?;
+    Ok(found.values().map(|found| found.distance.powi(2)).sum::<f64>().sqrt())
+}
+
 /// How many times what a single disturbed execution explains an arithmetic may leave of a scout: several lie a few per cent
 /// apart, unless little of what rounds shows in one of them.
 const SCATTERED: f64 = 4.0;
@@ -240,8 +256,9 @@ impl Stretch<'_> {
         if aside.moves() {
             runs.extend([run(Run::Aside(-1.0))?, run(Run::Aside(1.0))?]);
         }
-        let cache = Some(arithmetic.cache).filter(|cache| *cache != arithmetic.narrow);
-        let declares_cache = cache.is_some() && steps.declared().map(|numerics| numerics.kv) == cache;
+        let narrow = Some(arithmetic.cache).filter(|cache| *cache != arithmetic.narrow);
+        let declares_cache = narrow.is_some() && steps.declared().map(|numerics| numerics.kv) == narrow;
+        let cache = name_of(arithmetic.packed).or(narrow.map(attentions::name_of_cache));
         let unit = storage_types::unit(&arithmetic);
         let is_plain = unit <= UNIT_F32 && arithmetic.operands == Operands::Exact;
         let is_shown = self.shown == Some(arithmetic.operands);
@@ -384,6 +401,7 @@ impl Disturbed<'_> {
             draw([seed, self.step as u64, node.id as u64, slot as u64, i as u64])
         };
         if let Some(seed) = seed {
+            narrowed.scatter(&rule.op, args, &self.arithmetic, |slot, i| key(seed, slot + 1, i));
             narrowed.disturb(&rule.op, args, self.arithmetic.narrow, |slot, i| key(seed, slot + 1, i));
         }
         let arithmetic = attentions::of_product(&self.arithmetic, &rule.op, args);

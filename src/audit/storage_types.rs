@@ -228,15 +228,17 @@ pub const IN_ROWS: Hypothesis = Hypothesis {
     arithmetic: Arithmetic { operands: Operands::Rows, ..Arithmetic::EXACT },
 };
 
-/// Unit roundoff of the narrowest type that an arithmetic keeps values or operands in.
+/// Unit roundoff of the narrowest type that an arithmetic keeps values or operands in. What a cache of eight bits holds is
+/// followed, and leaves about as much as f16 does.
 pub fn unit(arithmetic: &Arithmetic) -> f64 {
-    match arithmetic.operands {
+    let own = match arithmetic.operands {
         Operands::Both(narrow) => unit_of(narrow),
         _ => match arithmetic.flash {
             Flash::Rounded(narrow, ..) => unit_of(narrow),
             _ => storage_unit(arithmetic.narrow),
         },
-    }
+    };
+    if arithmetic.packed == [None; 2] { own } else { own.max(UNIT_F16) }
 }
 
 /// f32 but for the operands of products, attention as one node left out.

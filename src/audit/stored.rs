@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use parity_graph::Op;
 
 use super::storage_types::{self, STEPS, is_one_step, is_rounded, narrow};
-use crate::arithmetic::{Arithmetic, Flash, Packed, Storing, round};
+use crate::arithmetic::{Arithmetic, Flash, Packed, Storing, bounded_by, round};
 use crate::engine::op_by_op::Carried;
 use crate::gguf::DType;
 use crate::numerics::Storage;
@@ -135,6 +135,29 @@ impl Narrowed {
                     key.iter_mut().for_each(|value| *value *= factor);
                 }
             }
+        }
+    }
+
+    /// Disturbs keys and values that a cache rounds in a way that is bounded alone, within that bound; `draw` as above.
+    pub fn scatter(
+        &mut self,
+        op: &Op,
+        args: &Args<'_, f64>,
+        arithmetic: &Arithmetic,
+        draw: impl Fn(usize, usize) -> f64,
+    ) {
+        if bounded_by(arithmetic.packed).is_none() {
+            return;
+        }
+        for (slot, source) in args.sources.iter().enumerate() {
+            let Some((source, packed)) = source.as_ref().zip(packed_in(op, slot, arithmetic)) else {
+                continue;
+            };
+            let mut values = source.values().into_owned();
+            let mut error = vec![0.0; values.len()];
+            packed.keep(source.shape(), &mut values, &mut error);
+            values.iter_mut().zip(error).enumerate().for_each(|(i, (x, off))| *x += off * draw(slot, i));
+            self.replace(slot, values, source.shape());
         }
     }
 

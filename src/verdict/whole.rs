@@ -183,7 +183,9 @@ fn answer(answers: &Answers, allow_missing: bool) -> (Verdict, Option<String>) {
     } else if let Some(entry) = of(V::Reference).next() {
         (Verdict::Undecided, Some(refuted(entry)))
     } else if !audited {
-        (Verdict::Undecided, Some("no node could be computed again from what was recorded".to_owned()))
+        let why = |entry: &Entry| Some(format!(": {} ({})", entry.id, entry.evidence.as_ref()?));
+        let why = of(V::Undecided).find_map(why).unwrap_or_default();
+        (Verdict::Undecided, Some(format!("no node could be judged from what was recorded{why}")))
     } else if let Some(text) = not_judged(lost).filter(|_| !allow_missing) {
         (Verdict::Undecided, Some(format!("{text}; --allow-missing accepts it")))
     } else if missing > 0 && !allow_missing {

@@ -7,7 +7,6 @@
 use indexmap::IndexSet;
 use parity_graph::{Op, fault};
 
-use super::super::attentions::attends;
 use super::super::best::Simulated;
 use super::super::factor_of_scores::DEVIATIONS;
 use super::super::finding::MISTAKES_SHOW;
@@ -35,10 +34,10 @@ const NEEDS_SCALE: &str = "keys and values as its cache holds them: numbers of f
 
 /// How much of a node such a cache is off by at most: half of that of most mistakes, three times (of fp8 with two bits of
 /// mantissa 0.13 was measured).
-const MOST: f64 = 3.0 * MISTAKES_SHOW;
+pub(super) const MOST: f64 = 3.0 * MISTAKES_SHOW;
 
 /// The same of four bits, whose numbers show (0.3 was measured).
-const MOST_OF_FOUR: f64 = 10.0 * MISTAKES_SHOW;
+pub(super) const MOST_OF_FOUR: f64 = 10.0 * MISTAKES_SHOW;
 
 /// Share of a head's values that are unlike each other, at most, where they are numbers of four bits: of sixteen numbers at random
 /// sixteen values show ten.
@@ -121,8 +120,7 @@ impl Passes<'_> {
 
     /// Takes attention for undecided that is off by little, has no name and is wrong in every layer, where eight bits of any kind
     /// would explain it in most: a mistake in a few rows or layers, or one of the catalogue, is none, nor is what scores have in
-    /// common. Four bits hide more, and are tried where values show them. Where such a cache is declared, so is what follows
-    /// attention that was not recorded.
+    /// common. Four bits hide more, and are tried where values show them.
     pub(super) fn doubt_packed(&self, assumed: &mut Assumed, findings: &mut Findings) -> Result<()> {
         let wrong = wrong_attention(findings);
         // Rounding in any order may hide what the cache of a layer rounds.
@@ -136,12 +134,6 @@ impl Passes<'_> {
                 false => (Packed::Eight, MOST, NEEDS),
             };
             self.doubt_bits(assumed, findings, &wrong, bits)?;
-        }
-        if self.steps.declared().is_some_and(|numerics| numerics.eight_bits.is_some()) {
-            let is_behind = |finding: &Finding| finding.bridged.iter().any(|id| attends(id.kind()));
-            let behind =
-                findings.nodes.values_mut().filter(|finding| finding.is_wrong() && is_behind(finding));
-            behind.for_each(|finding| *finding = finding.as_undecided(NEEDS));
         }
         Ok(())
     }

@@ -1,0 +1,136 @@
+//! Keys and values that an engine keeps in eight or four bits, before nodes whose attention was not recorded, or not with all
+//! that it reads.
+//!
+//! The stretch up to such a node is executed over each cache whose form is known. Of its own an engine is off by roundings of
+//! the little that lies in the middle between two numbers, of any other by what both round.
+
+use indexmap::IndexSet;
+
+use super::super::attentions::attends;
+use super::super::best::{Simulated, scouts};
+use super::super::simulate;
+use super::packed::{MOST, MOST_OF_FOUR};
+use super::{DIAGNOSED_MAX, Findings, Passes};
+use crate::arithmetic::{Arithmetic, CACHES, Cached, Operands, Packed, both, bounded_by};
+use crate::audit::Finding;
+use crate::checkpoint::Checkpoint;
+use crate::error::Result;
+use crate::numerics::Storage;
+use crate::ops::bound::HEALTHY;
+
+/// What such a node needs.
+const NEEDS: &str = "k_rope, v and attn_ctx, or keys and values as its cache holds them: a cache of 8 or 4 bits, of a form that was \
+                     not recorded, would explain it, and hides mistakes of that size";
+
+impl Passes<'_> {
+    /// Takes nodes that are wrong behind such attention, and have no name, for what an engine computes over a cache whose form
+    /// is known, where that explains all such nodes: it keeps all layers alike. Where eight or four bits of any form would, or are
+    /// declared, they are undecided.
+    pub(super) fn unseen_caches(
+        &self,
+        (kept, shown): (Storage, Option<Operands>),
+        findings: &mut Findings,
+    ) -> Result<()> {
+        let crosses = |id: &Checkpoint, finding: &Finding| {
+            let within = attends(id.kind()) || finding.bridged.iter().any(|id| attends(id.kind()));
+            finding.judged > 0 && within && !finding.bridged.is_empty()
+        };
+        let all: IndexSet<Checkpoint> = findings
+            .order
+            .iter()
+            .filter(|id| findings.nodes.get(*id).is_some_and(|finding| crosses(id, finding)))
+            .copied()
+            .collect();
+        let wrong: IndexSet<Checkpoint> =
+            all.iter().filter(|id| findings.nodes[*id].is_wrong()).copied().collect();
+        // The first ones alone are diagnosed.
+        let is_named = |id: &Checkpoint| !findings.nodes[id].diagnosis().0.is_empty();
+        let is_open = || 2 * wrong.len() >= all.len() && !wrong.iter().take(DIAGNOSED_MAX).any(is_named);
+        let declared = self.steps.declared().map(|numerics| numerics.eight_bits.is_some());
+        if wrong.is_empty() || !declared.unwrap_or_else(is_open) {
+            return Ok(());
+        }
+        let own = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
+        let own = Arithmetic { operands: shown.unwrap_or(own.operands), ..own };
+        if let Some(cached) = self.nearest(own, &scouts(&wrong))?
+            && let Some(explained) = self.explain(Arithmetic { packed: cached, ..own }, &all)?
+        {
+            let wrong = explained.into_iter().filter(|(id, _)| wrong.contains(id));
+            wrong.for_each(|(id, found)| findings.at(id).settle(found));
+            return Ok(());
+        }
+        // Of a cache that is declared nothing else is known.
+        if declared.is_some() || self.may_be_of_few_bits(own, &all, &wrong)? {
+            wrong.iter().for_each(|id| findings.nodes[id] = findings.nodes[id].as_undecided(NEEDS));
+        }
+        Ok(())
+    }
+
+    /// Whether eight or four bits of any form would explain nodes that are off at all positions. The first one sees one value
+    /// whatever its key is: where it alone is right, keys alone may be of eight bits.
+    fn may_be_of_few_bits(
+        &self,
+        own: Arithmetic,
+        all: &IndexSet<Checkpoint>,
+        wrong: &IndexSet<Checkpoint>,
+    ) -> Result<bool> {
+        // The roundings of an engine of a narrow type hide what its cache rounds in half of the rows.
+        let share = if own.narrow == Storage::F32 { 1.0 } else { 2.0 };
+        let plain = simulate::in_one(self.steps, self.graphs, self.gguf, own, wrong)?;
+        let off = |found: &Simulated| (share * found.beyond).min(1.0);
+        let off = plain.values().map(off).fold(if plain.len() < wrong.len() { 0.0 } else { 1.0 }, f64::min);
+        let rows: usize = self.graphs.iter().map(|(step, _)| self.steps.positions(*step).len()).sum();
+        let kinds: &[(Cached, f64)] = match () {
+            () if off >= 1.0 => &[(both(Packed::Eight), MOST), (both(Packed::Four), MOST_OF_FOUR)],
+            () if ((1.0 - off) * rows as f64).round() <= 1.0 => &[([Some(Packed::Eight), None], MOST)],
+            () => &[],
+        };
+        for &(packed, most) in kinds {
+            let is_little = |(_, found): &(Checkpoint, Simulated)| found.distance <= most;
+            let explained = self.explain(Arithmetic { packed, ..own }, all)?;
+            if explained.is_some_and(|all| all.iter().all(is_little)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The cache over which some nodes are nearest to what was recorded, of those that are followed; `None` where that is no
+    /// nearer than they are without one.
+    fn nearest(&self, own: Arithmetic, some: &IndexSet<Checkpoint>) -> Result<Option<Cached>> {
+        let apart = |cached: Cached| {
+            let arithmetic = Arithmetic { packed: cached, ..own };
+            simulate::apart(self.steps, self.graphs, self.gguf, arithmetic, some)
+        };
+        let declared = self.steps.declared().and_then(|numerics| numerics.eight_bits);
+        let may_be = |cached: &Cached| {
+            bounded_by(*cached).is_none() && cached.iter().flatten().all(|packed| packed.may_be(declared))
+        };
+        let (mut least, mut nearest) = (apart([None; 2])?, None);
+        for (_, cached) in CACHES.into_iter().filter(|(_, cached)| may_be(cached)) {
+            let apart = apart(cached)?;
+            if apart < least {
+                (least, nearest) = (apart, Some(cached));
+            }
+        }
+        Ok(nearest)
+    }
+
+    /// What an arithmetic explains of some nodes where it explains all of them, the first and the last tried first.
+    fn explain(
+        &self,
+        arithmetic: Arithmetic,
+        all: &IndexSet<Checkpoint>,
+    ) -> Result<Option<Vec<(Checkpoint, Simulated)>>> {
+        let ends: IndexSet<Checkpoint> = all.first().into_iter().chain(all.last()).copied().collect();
+        let mut found = Vec::new();
+        for some in [&ends, all] {
+            let simulated = simulate::in_one(self.steps, self.graphs, self.gguf, arithmetic, some)?;
+            found = simulated.into_iter().collect();
+            if found.len() < some.len() || !found.iter().all(|(_, found)| found.over <= HEALTHY) {
+                return Ok(None);
+            }
+        }
+        Ok(Some(found))
+    }
+}
