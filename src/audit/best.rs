@@ -2,8 +2,10 @@
 
 use indexmap::{IndexMap, IndexSet};
 
+use super::Steps;
 use super::finding::most;
 use super::passes::APART;
+use super::simulate::{Rows, SCATTER};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::ops::bound::{HEALTHY, UNIT_F32};
 
@@ -20,6 +22,8 @@ pub struct Simulated {
     pub position: u32,
     /// How many rows are further off than rounding explains there, of all.
     pub beyond: f64,
+    /// Whether rows of position 0 all are, if any was recorded.
+    pub first_beyond: bool,
     /// Unit roundoff of the type that values were taken to be kept in.
     pub unit: f64,
     /// What keys and values were taken to be cached as, where it is not the type of other values.
@@ -34,6 +38,50 @@ pub struct Simulated {
 }
 
 impl Simulated {
+    /// One node over all its rows, of an arithmetic of f32.
+    pub fn of(steps: &dyn Steps, id: Checkpoint, exact: &Rows, runs: &[Rows]) -> Option<Simulated> {
+        // Of each row: its position, its distance and the largest of the disturbed ones', both absolute, and its size.
+        let mut rows: Vec<(u32, f64, f64, f64)> = Vec::new();
+        for ((step, _), exact) in exact.iter().filter(|((_, known), _)| *known == id) {
+            let recorded = steps.tensor(*step, id)?;
+            let width = exact.len().checked_div(recorded.positions.len()).filter(|width| *width > 0)?;
+            let apart =
+                |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+            for (row, (&position, exact)) in recorded.positions.iter().zip(exact.chunks(width)).enumerate() {
+                let values: Vec<f64> =
+                    recorded.values[row * width..][..width].iter().map(|x| f64::from(*x)).collect();
+                let spread = runs
+                    .iter()
+                    .map(|run| run.get(&(*step, id)).map(|all| apart(&all[row * width..][..width], exact)));
+                let spread = spread.collect::<Option<Vec<f64>>>()?.into_iter().fold(0.0, f64::max);
+                rows.push((position, apart(&values, exact), spread, apart(exact, &vec![0.0; width])));
+            }
+        }
+        let total =
+            |of: fn(&(u32, f64, f64, f64)) -> f64| rows.iter().map(|row| of(row).powi(2)).sum::<f64>().sqrt();
+        let size = total(|row| row.3);
+        let (distance, spread) = (total(|row| row.1) / size, total(|row| row.2) / size);
+        let over = |row: &(u32, f64, f64, f64)| row.1 / (SCATTER * row.2.max(spread * row.3));
+        let worst = rows.iter().max_by(|a, b| over(a).total_cmp(&over(b)))?;
+        let band = SCATTER * spread;
+        let beyond = rows.iter().filter(|row| !(over(row) <= HEALTHY)).count() as f64 / rows.len() as f64;
+        let first_beyond = rows.iter().filter(|row| row.0 == 0).all(|row| !(over(row) <= HEALTHY));
+        let (over, position, unit) = (over(worst), worst.0, UNIT_F32);
+        Some(Simulated {
+            distance,
+            band,
+            over,
+            position,
+            beyond,
+            first_beyond,
+            unit,
+            cache: None,
+            declares_cache: false,
+            known: true,
+            is_plain: true,
+        })
+    }
+
     /// How much of the node may be rounding, so that mistakes still show.
     pub fn most(&self) -> f64 {
         most(if self.known { self.unit } else { UNIT_F32 }, self.declares_cache)

@@ -154,21 +154,12 @@ impl<'a> Passes<'a> {
     fn bounded(&self) -> Result<(Assumed, Findings)> {
         let Passes { steps, graphs, how, .. } = *self;
         let usual = attentions::attentions(steps).first().map_or(Arithmetic::EXACT, |usual| usual.arithmetic);
-        let none = Some(HashSet::new());
         let (kept, shown) = (Storage::F32, Storage::F32);
         let unseen = Unseen { attention: usual, products: None, parts: 1, recorded: None };
-        let may_be_better = true;
+        let (any_attention, may_be_better) = (Some(HashSet::new()), true);
         let (storing, packed) = (Storing::Nearest, None);
-        let mut assumed = Assumed {
-            rounds: true,
-            kept,
-            shown,
-            unseen,
-            may_be_better,
-            any_attention: none,
-            storing,
-            packed,
-        };
+        let mut assumed =
+            Assumed { rounds: true, kept, shown, unseen, may_be_better, any_attention, storing, packed };
         if steps.is_own_graph() {
             let mut findings = self.run(&assumed, how.wants)?;
             cut_out::judge(steps, graphs, how.wants, &mut findings);
@@ -216,7 +207,7 @@ impl<'a> Passes<'a> {
         let Passes { steps, graphs, gguf, .. } = *self;
         let blind = findings.nodes.iter().filter(|(_, finding)| finding.is_blind());
         let mut open: IndexSet<Checkpoint> = blind.map(|(id, _)| *id).collect();
-        let all: IndexSet<Checkpoint> = open.iter().copied().chain(unlike::hiding(findings)).collect();
+        let all = open.iter().copied().chain(unlike::hiding(findings)).collect::<IndexSet<_>>();
         if all.is_empty() && findings.wrong() == 0 {
             return Ok(());
         }
@@ -226,8 +217,8 @@ impl<'a> Passes<'a> {
         simulated.iter().for_each(|(id, simulated)| findings.at(*id).settle(*simulated));
         self.prefer_plain(assumed, &simulated, findings)?;
         open.retain(|id| findings.nodes[id].is_wrong() && findings.nodes[id].diagnosis().0.is_empty());
-        let bands = open.iter().filter_map(|id| Some((*id, findings.nodes[id].band()?)));
-        self.name_simulated(assumed, &bands.collect(), findings)?;
+        let bands = open.iter().filter_map(|id| Some((*id, findings.nodes[id].band()?))).collect();
+        self.name_simulated(assumed, &bands, findings)?;
         self.unseen_caches((assumed.kept, shown), findings)
     }
 

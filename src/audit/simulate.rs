@@ -26,7 +26,7 @@ use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::numerics::{Numerics, Products, Storage};
 use crate::ops::bound::HEALTHY;
-use crate::ops::bound::{CONFIDENCE, UNIT_F16, UNIT_F32, storage_unit};
+use crate::ops::bound::{CONFIDENCE, UNIT_F16, UNIT_F32};
 use crate::ops::{Args, Check, Rule};
 use crate::random;
 use crate::watch;
@@ -269,7 +269,7 @@ impl Stretch<'_> {
         // Blocks of eight bits round about as much as f16 does.
         let unit = if is_shown && !is_plain { unit.max(UNIT_F16) } else { unit };
         let of = |id: Checkpoint| {
-            let found = weigh(steps, id, &exact, &runs)?;
+            let found = Simulated::of(steps, id, &exact, &runs)?;
             Some((id, Simulated { unit, cache, declares_cache, known, is_plain, ..found }))
         };
         Ok(open.iter().copied().filter_map(of).collect())
@@ -287,47 +287,6 @@ fn declares_narrow(steps: &dyn Steps) -> bool {
 /// An arithmetic with keys and values in a cache of a type, unless its own is narrower than f32.
 fn with_cache(one: Arithmetic, cache: Storage) -> Arithmetic {
     Arithmetic { cache: if one.cache == Storage::F32 { cache } else { one.cache }, ..one }
-}
-
-/// One node over all its rows.
-fn weigh(steps: &dyn Steps, id: Checkpoint, exact: &Rows, runs: &[Rows]) -> Option<Simulated> {
-    // Of each row: its position, its distance and the largest of the disturbed ones', both absolute, and its size.
-    let mut rows: Vec<(u32, f64, f64, f64)> = Vec::new();
-    for ((step, _), exact) in exact.iter().filter(|((_, known), _)| *known == id) {
-        let recorded = steps.tensor(*step, id)?;
-        let width = exact.len().checked_div(recorded.positions.len()).filter(|width| *width > 0)?;
-        let apart = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
-        for (row, (&position, exact)) in recorded.positions.iter().zip(exact.chunks(width)).enumerate() {
-            let values: Vec<f64> =
-                recorded.values[row * width..][..width].iter().map(|x| f64::from(*x)).collect();
-            let spread = runs
-                .iter()
-                .map(|run| run.get(&(*step, id)).map(|all| apart(&all[row * width..][..width], exact)));
-            let spread = spread.collect::<Option<Vec<f64>>>()?.into_iter().fold(0.0, f64::max);
-            rows.push((position, apart(&values, exact), spread, apart(exact, &vec![0.0; width])));
-        }
-    }
-    let total =
-        |of: fn(&(u32, f64, f64, f64)) -> f64| rows.iter().map(|row| of(row).powi(2)).sum::<f64>().sqrt();
-    let size = total(|row| row.3);
-    let (distance, spread) = (total(|row| row.1) / size, total(|row| row.2) / size);
-    let over = |row: &(u32, f64, f64, f64)| row.1 / (SCATTER * row.2.max(spread * row.3));
-    let worst = rows.iter().max_by(|a, b| over(a).total_cmp(&over(b)))?;
-    let band = SCATTER * spread;
-    let beyond = rows.iter().filter(|row| !(over(row) <= HEALTHY)).count() as f64 / rows.len() as f64;
-    let (over, position, unit) = (over(worst), worst.0, storage_unit(Storage::F32));
-    Some(Simulated {
-        distance,
-        band,
-        over,
-        position,
-        beyond,
-        unit,
-        cache: None,
-        declares_cache: false,
-        known: true,
-        is_plain: true,
-    })
 }
 
 /// Goes on with what was recorded, and with disturbed values of what was not.

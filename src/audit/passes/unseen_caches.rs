@@ -80,9 +80,14 @@ impl Passes<'_> {
         let off = |found: &Simulated| (share * found.beyond).min(1.0);
         let off = plain.values().map(off).fold(if plain.len() < wrong.len() { 0.0 } else { 1.0 }, f64::min);
         let rows: usize = self.graphs.iter().map(|(step, _)| self.steps.positions(*step).len()).sum();
+        let is_first_off = plain.values().all(|found| found.first_beyond);
         let kinds: &[(Cached, f64)] = match () {
-            () if off >= 1.0 => &[(both(Packed::Eight), MOST), (both(Packed::Four), MOST_OF_FOUR)],
-            () if ((1.0 - off) * rows as f64).round() <= 1.0 => &[([Some(Packed::Eight), None], MOST)],
+            () if off >= 1.0 && is_first_off => {
+                &[(both(Packed::Eight), MOST), (both(Packed::Four), MOST_OF_FOUR)]
+            }
+            () if share <= 1.0 && ((1.0 - off) * rows as f64).round() <= 1.0 => {
+                &[([Some(Packed::Eight), None], MOST)]
+            }
             () => &[],
         };
         for &(packed, most) in kinds {
