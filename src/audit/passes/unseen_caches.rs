@@ -13,7 +13,7 @@ use super::packed::{MOST, MOST_OF_FOUR};
 use super::{DIAGNOSED_MAX, Findings, Passes};
 use crate::arithmetic::{Arithmetic, CACHES, Cached, Operands, Packed, both, bounded_by};
 use crate::audit::Finding;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
 use crate::numerics::Storage;
 use crate::ops::bound::HEALTHY;
@@ -59,8 +59,12 @@ impl Passes<'_> {
             wrong.for_each(|(id, found)| findings.at(id).settle(found));
             return Ok(());
         }
-        // Of a cache that is declared nothing else is known.
-        if declared.is_some() || self.may_be_of_few_bits(own, &all, &wrong)? {
+        // Of a cache that is declared nothing else is known. Behind more than attention such bits would explain what any weight is
+        // off by: low ranks beside a matmul looked like them.
+        let is_next = |id: &Checkpoint| is_next_to_attention(&findings.nodes[id]);
+        let is_possible =
+            declared.is_some() || wrong.iter().all(is_next) && self.may_be_of_few_bits(own, &all, &wrong)?;
+        if is_possible {
             wrong.iter().for_each(|id| findings.nodes[id] = findings.nodes[id].as_undecided(NEEDS));
         }
         Ok(())
@@ -138,4 +142,10 @@ impl Passes<'_> {
         }
         Ok(Some(found))
     }
+}
+
+/// Whether nothing but attention and rotations lie between a node and what was recorded before it.
+fn is_next_to_attention(finding: &Finding) -> bool {
+    let is_within = |kind: Kind| attends(kind) || matches!(kind, Kind::QRope | Kind::KRope);
+    finding.bridged.iter().all(|id| is_within(id.kind()))
 }
