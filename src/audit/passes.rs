@@ -5,6 +5,7 @@
 //! engine computes nodes of one kind alike in all layers. One that lies far from the others of its kind, which are explained,
 //! is no arithmetic of the engine but a mistake.
 
+mod first_row;
 mod packed;
 mod plainer;
 mod stored;

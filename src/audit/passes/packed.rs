@@ -70,7 +70,9 @@ impl Passes<'_> {
         let declared = self.steps.declared().and_then(|numerics| numerics.eight_bits);
         // What an engine of a narrower type rounds itself is as much as what a scale makes of its cache.
         // A first row is the one value that it sees.
-        let shows = assumed.kept == Storage::F32 && self.steps.positions(0).first() == Some(&0);
+        let prompt = self.steps.positions(0);
+        let shows = assumed.kept == Storage::F32 && prompt.first() == Some(&0);
+        let shows = shows && findings.nodes[&first].is_beyond_in(&prompt);
         let keeps_values = shows.then(|| findings.nodes[&first].is_beyond_in(&[0]));
         let may_be = |cached: Cached| {
             let is_bounded = bounded_by(cached).is_some();

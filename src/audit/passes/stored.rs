@@ -34,7 +34,11 @@ impl Assumed {
         let kept =
             Some(kept).filter(|kept| storage_types::holds(*kept, &recorded.values)).unwrap_or_default();
         if let Some(packed) = self.packed.filter(|_| tensor.op == Op::FlashAttn) {
+            // A prompt may be computed from its keys and values as they are, before they are kept.
+            let is_prompt = recorded.positions.first() == Some(&0);
+            let own = if is_prompt { tried } else { Vec::new() };
             tried = storage_types::over_packed(kept, steps.declared(), packed);
+            tried.extend(own);
         }
         let of_type = tried.iter_mut().filter(|one| one.arithmetic.narrow != Storage::F32);
         of_type.for_each(|one| one.arithmetic.storing = self.storing);

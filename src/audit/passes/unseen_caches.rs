@@ -60,7 +60,7 @@ impl Passes<'_> {
             return Ok(());
         }
         // Of a cache that is declared nothing else is known. Behind more than attention such bits would explain what any weight is
-        // off by: low ranks beside a matmul looked like them.
+        // off by: low ranks beside a matmul looked like them, and still do where first rows do not tell.
         let is_next = |id: &Checkpoint| is_next_to_attention(&findings.nodes[id]);
         let is_possible =
             declared.is_some() || wrong.iter().all(is_next) && self.may_be_of_few_bits(own, &all, &wrong)?;
@@ -70,8 +70,8 @@ impl Passes<'_> {
         Ok(())
     }
 
-    /// Whether eight or four bits of any form would explain nodes that are off at all positions. The first one sees one value
-    /// whatever its key is: where it alone is right, keys alone may be of eight bits.
+    /// Whether eight or four bits of any form would explain nodes that are off at all positions, the first too, which sees one value
+    /// whatever its key is. Where it is right, keys alone might be of eight bits: that was tried, and only hid other bases of RoPE.
     fn may_be_of_few_bits(
         &self,
         own: Arithmetic,
@@ -83,20 +83,16 @@ impl Passes<'_> {
         let plain = simulate::in_one(self.steps, self.graphs, self.gguf, own, wrong)?;
         let off = |found: &Simulated| (share * found.beyond).min(1.0);
         let off = plain.values().map(off).fold(if plain.len() < wrong.len() { 0.0 } else { 1.0 }, f64::min);
-        let rows: usize = self.graphs.iter().map(|(step, _)| self.steps.positions(*step).len()).sum();
         let is_first_off = plain.values().all(|found| found.first_beyond);
-        let kinds: &[(Cached, f64)] = match () {
-            () if off >= 1.0 && is_first_off => {
-                &[(both(Packed::Eight), MOST), (both(Packed::Four), MOST_OF_FOUR)]
-            }
-            () if share <= 1.0 && ((1.0 - off) * rows as f64).round() <= 1.0 => {
-                &[([Some(Packed::Eight), None], MOST)]
-            }
-            () => &[],
-        };
-        for &(packed, most) in kinds {
+        // What a narrow type rounds hides whether values alone are off.
+        let is_of_values =
+            is_first_off && (own.narrow != Storage::F32 || self.first_rows_are_of_values(wrong)?);
+        if !(off >= 1.0 && is_of_values) {
+            return Ok(false);
+        }
+        for (bits, most) in [(Packed::Eight, MOST), (Packed::Four, MOST_OF_FOUR)] {
             let is_little = |(_, found): &(Checkpoint, Simulated)| found.distance <= most;
-            let explained = self.explain(Arithmetic { packed, ..own }, all)?;
+            let explained = self.explain(Arithmetic { packed: both(bits), ..own }, all)?;
             if explained.is_some_and(|all| all.iter().all(is_little)) {
                 return Ok(true);
             }
