@@ -287,29 +287,6 @@ fn caches_before_nodes_further_on_are_found() {
     assert_eq!((audited.code, &audited.first[..]), (1, "blk.1.attn_out"), "{}", audited.report["reason"]);
 }
 
-/// A matmul behind attention that has a little of low rank beside its weight is off in all rows as over such a cache; the first row,
-/// which sees one value for each head, tells them apart.
-#[test]
-fn a_low_rank_beside_a_weight_is_no_cache() {
-    let computes = |id: Checkpoint, args: &Args<'_, f64>| {
-        (id.kind() == Kind::AttnOut).then(|| {
-            let [w, x] = [0, 1].map(|slot| args.get(slot).unwrap().values().into_owned());
-            let [_, _, tokens, outputs] = args.shape;
-            let width = x.len() / tokens;
-            let places = (0..tokens).flat_map(|t| (0..outputs).map(move |o| (t, o)));
-            let value = |(t, o): (usize, usize)| {
-                let pairs = x[t * width..][..width].iter().zip(&w[o * width..][..width]).enumerate();
-                let low = |i: usize| 2e-3 * (1.3 * i as f64).sin() * (0.7 * o as f64).sin();
-                pairs.map(|(i, (x, w))| x * (w + low(i))).sum::<f64>()
-            };
-            places.map(value).collect()
-        })
-    };
-    let (_, some) = EVIDENCE[0];
-    let audited = judged(&engine(Element::F32, &computes, &|id| some(id.kind())));
-    assert_eq!((audited.code, &audited.first[..]), (1, "blk.0.attn_out"), "{}", audited.report["reason"]);
-}
-
 /// Healthy engines that do not store the nearest number, and a row of a node in them that is off by a few of their steps.
 #[test]
 fn what_is_stored_need_not_be_the_nearest_number() {
