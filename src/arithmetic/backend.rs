@@ -276,7 +276,7 @@ fn name(operands: Operands) -> &'static str {
         Operands::Rows => "matmuls with activations in int8, f32 sums",
         Operands::Both(Narrow::F16) => "matmuls with f16 operands, f32 sums",
         Operands::Both(Narrow::Bf16) => "matmuls with bf16 operands, f32 sums",
-        Operands::Both(Narrow::Tf32) => "matmuls with TF32 operands, f32 sums",
+        Operands::Both(Narrow::Tf32 | Narrow::Tf32Away) => "matmuls with TF32 operands, f32 sums",
         Operands::Both(Narrow::Tf32Cut) => "matmuls with operands cut off to TF32, f32 sums",
         Operands::Both(Narrow::Pair) => "matmuls as three products of bf16, f32 sums",
         Operands::Blocks(_) => "matmuls with Q8_1 activations, f32 sums",

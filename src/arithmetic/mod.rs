@@ -81,6 +81,8 @@ pub enum Narrow {
     Bf16,
     /// To the nearest of 11 significant bits, with the exponents of f32.
     Tf32,
+    /// The same with halves away from zero (`cvt.rna.tf32.f32` of CUDA, as CUTLASS and Triton convert).
+    Tf32Away,
     /// To 11 significant bits towards zero: the other bits are not looked at.
     Tf32Cut,
     /// To the sum of two bf16, the nearest and what is left of it: a product of two such sums is three of bf16, since that of

@@ -13,6 +13,7 @@ impl Narrow {
             Narrow::F16 => each(values, half),
             Narrow::Bf16 => each(values, |value| f64::from(bf16(value as f32))),
             Narrow::Tf32 => each(values, |value| f64::from(tf32(value as f32))),
+            Narrow::Tf32Away => each(values, |value| f64::from(tf32_away(value as f32))),
             Narrow::Tf32Cut => each(values, |value| f64::from(tf32_cut(value as f32))),
             Narrow::Pair => each(values, |value| f64::from(pair(value as f32))),
         }
@@ -24,7 +25,9 @@ impl Narrow {
         match self {
             Narrow::F16 => dtype == DType::F16,
             Narrow::Bf16 => dtype == DType::BF16,
-            Narrow::Tf32 | Narrow::Tf32Cut | Narrow::Pair => matches!(dtype, DType::F16 | DType::BF16),
+            Narrow::Tf32 | Narrow::Tf32Away | Narrow::Tf32Cut | Narrow::Pair => {
+                matches!(dtype, DType::F16 | DType::BF16)
+            }
         }
     }
 
@@ -34,6 +37,7 @@ impl Narrow {
             Narrow::F16 => Rounding::F16,
             Narrow::Bf16 => Rounding::Bf16,
             Narrow::Tf32 => Rounding::Tf32,
+            Narrow::Tf32Away => Rounding::Tf32Away,
             Narrow::Tf32Cut => Rounding::Tf32Cut,
             Narrow::Pair => Rounding::Pair,
         }
@@ -111,6 +115,13 @@ pub fn tf32(value: f32) -> f32 {
     if value.is_finite() { f32::from_bits(rounded) } else { value }
 }
 
+/// To the nearest of 11 significant bits, halves away from zero.
+#[inline(always)]
+pub fn tf32_away(value: f32) -> f32 {
+    let rounded = value.to_bits().wrapping_add(1 << (TF32_DROPPED - 1)) & !((1 << TF32_DROPPED) - 1);
+    if value.is_finite() { f32::from_bits(rounded) } else { value }
+}
+
 /// To 11 significant bits, towards zero.
 #[inline(always)]
 pub fn tf32_cut(value: f32) -> f32 {
@@ -121,7 +132,7 @@ pub fn tf32_cut(value: f32) -> f32 {
 mod tests {
     use half::f16;
 
-    use super::{bf16, half, tf32, tf32_cut};
+    use super::{bf16, half, tf32, tf32_away, tf32_cut};
 
     #[test]
     fn half_is_the_nearest_f16_of_an_f64() {
@@ -157,6 +168,8 @@ mod tests {
         assert_eq!(tf32(1.0 + 0.5 * step), 1.0);
         assert_eq!(tf32(1.0 + 1.5 * step), 1.0 + 2.0 * step);
         assert_eq!(tf32(1.0 + 0.51 * step), 1.0 + step);
+        assert_eq!(tf32_away(-1.0 - 0.5 * step), -1.0 - step);
+        assert_eq!(tf32_away(1.0 + 0.49 * step), 1.0);
         assert_eq!(tf32_cut(1.0 + 0.99 * step), 1.0);
         assert_eq!(tf32_cut(-1.0 - 0.99 * step), -1.0);
         assert!(tf32(f32::NAN).is_nan() && tf32_cut(f32::INFINITY) == f32::INFINITY);

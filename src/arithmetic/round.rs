@@ -35,6 +35,8 @@ pub enum Rounding {
     Q8Row,
     /// To 11 significant bits, the nearest ones.
     Tf32,
+    /// The same, halves away from zero.
+    Tf32Away,
     /// To 11 significant bits, towards zero.
     Tf32Cut,
     /// To the sum of two bf16.
@@ -93,7 +95,7 @@ impl Rounding {
     pub fn block(self, width: usize) -> usize {
         match self {
             Rounding::None | Rounding::F16 | Rounding::Bf16 => 1,
-            Rounding::Tf32 | Rounding::Tf32Cut | Rounding::Pair => 1,
+            Rounding::Tf32 | Rounding::Tf32Away | Rounding::Tf32Cut | Rounding::Pair => 1,
             Rounding::Q8_0 | Rounding::Q8_1 => SMALL_BLOCK,
             Rounding::Q8K | Rounding::CandleQ8K => LARGE_BLOCK,
             Rounding::Q8Row => width.max(1),
@@ -158,6 +160,7 @@ pub fn activations<S: Scalar>(rounding: Rounding, x: View<'_, S>) -> Rounded<S> 
         Rounding::F16 => store(Storage::F16, &mut rounded.values.data),
         Rounding::Bf16 => store(Storage::Bf16, &mut rounded.values.data),
         Rounding::Tf32 => Narrow::Tf32.store(&mut rounded.values.data),
+        Rounding::Tf32Away => Narrow::Tf32Away.store(&mut rounded.values.data),
         Rounding::Tf32Cut => Narrow::Tf32Cut.store(&mut rounded.values.data),
         Rounding::Pair => Narrow::Pair.store(&mut rounded.values.data),
         Rounding::Cuda(blocks) => return cuda_blocks::activations(blocks, x),
@@ -297,8 +300,8 @@ pub fn half_steps(rounding: Rounding, x: &Matrix<f64>) -> Matrix<f64> {
             out.data.iter_mut().for_each(|x| *x = x.abs() / f64::from(1 << (2 * bf16::MANTISSA_DIGITS)))
         }
         // As wide as f16; cut off, a step is a whole one.
-        Rounding::Tf32 | Rounding::Tf32Cut => {
-            let steps = if rounding == Rounding::Tf32 { 1.0 } else { 2.0 };
+        Rounding::Tf32 | Rounding::Tf32Away | Rounding::Tf32Cut => {
+            let steps = if rounding == Rounding::Tf32Cut { 2.0 } else { 1.0 };
             let unit = steps / f64::from(1 << f16::MANTISSA_DIGITS);
             out.data.iter_mut().for_each(|x| *x = x.abs() * unit);
         }

@@ -39,9 +39,10 @@ pub fn caches(steps: &dyn Steps) -> Vec<Storage> {
 }
 
 /// Attention with operands of its products in narrow types, what rounds least first.
-pub const ATTENTIONS: [(&str, Narrow); 4] = [
+pub const ATTENTIONS: [(&str, Narrow); 5] = [
     ("attention with f16 operands", Narrow::F16),
     ("attention with TF32 operands", Narrow::Tf32),
+    ("attention with TF32 operands", Narrow::Tf32Away),
     ("attention with TF32 operands, cut", Narrow::Tf32Cut),
     ("attention with bf16 operands", Narrow::Bf16),
 ];
@@ -88,7 +89,9 @@ pub fn with_operands(declared: Option<Numerics>) -> Vec<Arithmetic> {
         });
         std::iter::once(products(narrow)).chain(attentions)
     };
-    let several = operands(declared).into_iter().filter(|(_, narrow)| *narrow != Narrow::Pair);
+    // What an engine rarely has is tried by itself.
+    let is_simulated = |narrow: Narrow| !matches!(narrow, Narrow::Pair | Narrow::Tf32Away);
+    let several = operands(declared).into_iter().filter(|(_, narrow)| is_simulated(*narrow));
     several.flat_map(each).collect()
 }
 

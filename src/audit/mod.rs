@@ -1,9 +1,8 @@
 //! The audit of a recording that brings its graph: every node that computes, whatever the architecture.
 //!
 //! A machine in f64 walks the recorded graph step by step. Each node is computed from what was *recorded* of the
-//! nodes before it, judged, and then replaced by what was recorded of itself: so views, copies, caches and states
-//! are exact, and an error never spreads. What is not recorded, and an op that nobody wrote a rule for, leaves
-//! undecided what depends on it, by name.
+//! nodes before it, judged, and then replaced by what was recorded of itself: so views, copies, caches and states are exact, and an
+//! error never spreads. What is not recorded, and an op that nobody wrote a rule for, leaves undecided what depends on it, by name.
 
 mod adapters;
 mod aside;
@@ -93,6 +92,7 @@ pub use prompt::Prompt;
 use replay::Replayed;
 pub use replay::{Across, Replay, Said};
 pub use rows::Arrangement;
+pub use shown_products::is_as_f16;
 pub use storage_types::{IN_ROWS, PRODUCTS, products};
 pub use stored::Narrowed;
 pub use suspect::Suspect;

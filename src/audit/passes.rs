@@ -203,6 +203,11 @@ impl<'a> Passes<'a> {
         Ok((assumed, findings))
     }
 
+    /// What is simulated of an engine whose arithmetic is known.
+    fn known(&self) -> simulate::Stretch<'_> {
+        simulate::Stretch::of_known(self.steps, self.graphs, self.gguf)
+    }
+
     /// Simulates what lies before nodes whose bounds are too wide to show a mistake.
     fn simulate(&self, assumed: &mut Assumed, findings: &mut Findings) -> Result<()> {
         let Passes { steps, graphs, gguf, .. } = *self;

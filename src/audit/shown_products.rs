@@ -3,35 +3,86 @@
 
 use super::node::{IN_F32, ON_CPU};
 use super::storage_types::{CANDLE, IN_BETTER, ON_CANDLE, PRODUCTS};
-use super::{Findings, Labelled};
+use super::{Finding, Findings, Labelled};
 use crate::arithmetic::round::Rounding;
-use crate::arithmetic::{Arithmetic, Operands};
+use crate::arithmetic::{Arithmetic, Narrow, Operands};
 use crate::engine::op_by_op::dtype;
+use crate::gguf::DType;
 use crate::numerics::Products;
+
+/// What products round their operands to.
+#[derive(Clone, Copy)]
+pub struct Shown {
+    /// What explains those that were recorded.
+    pub operands: Operands,
+    /// Whether they have 11 significant bits: which way halves are rounded shows in those rows alone that have one.
+    of_eleven_bits: bool,
+}
+
+impl Shown {
+    /// Whether products that were not recorded may be computed so.
+    pub fn allows(self, operands: Operands) -> bool {
+        operands == self.operands || self.of_eleven_bits && operands == Operands::Both(Narrow::Tf32Away)
+    }
+}
 
 /// What the products are computed in that were recorded with all that they read; `None` where there are none, or where they
 /// show different ones. Of weights that no kernel rounds activations for nothing is learnt.
-pub fn operands(findings: &Findings, graphs: &[(usize, &Labelled)]) -> Option<Operands> {
-    let mut shown = None;
-    for labelled in graphs.iter().map(|(_, labelled)| labelled) {
-        let graph = &labelled.program.graph;
-        for (id, checkpoint) in labelled.products() {
-            let weight = graph.src(id, 0).and_then(|weight| dtype(graph.get(weight)));
-            let is_told =
-                weight.is_some_and(|dtype| Rounding::of(Products::LlamaCpu, dtype) != Rounding::None);
-            let Some(found) = findings.nodes.get(&checkpoint).filter(|_| is_told) else { continue };
-            if found.judged == 0 || !found.is_healthy() || !found.bridged.is_empty() {
-                continue;
-            }
-            for name in &found.computed_in {
-                let operands = of_name(name)?;
-                if *shown.get_or_insert(operands) != operands {
-                    return None;
-                }
-            }
+pub fn operands(findings: &Findings, graphs: &[(usize, &Labelled)]) -> Option<Shown> {
+    let (mut shown, mut in_f16) = (None, false);
+    for (name, weight) in recorded(findings, graphs).filter(|(_, weight)| rounding(*weight) != Rounding::None)
+    {
+        if is_as_f16(name, weight) {
+            in_f16 = true;
+            continue;
+        }
+        let operands = of_name(name)?;
+        if *shown.get_or_insert(operands) != operands {
+            return None;
         }
     }
-    shown
+    let is_narrow = matches!(shown, Some(Operands::Both(Narrow::F16 | Narrow::Tf32)));
+    let operands = match shown {
+        _ if !in_f16 => shown?,
+        None => Arithmetic::LLAMA_CPU.operands,
+        // Where none of them lies in the middle between two numbers all units of 11 significant bits round operands alike.
+        Some(Operands::VecDot) => Operands::VecDot,
+        Some(operands) if is_narrow => operands,
+        Some(_) => return None,
+    };
+    Some(Shown { operands, of_eleven_bits: is_narrow || in_f16 && shown.is_none() })
+}
+
+/// Whether any of them shows operands of 11 significant bits, those of f16 and of TF32.
+pub fn are_of_eleven_bits(findings: &Findings, graphs: &[(usize, &Labelled)]) -> bool {
+    let is_narrow = |name| matches!(of_name(name), Some(Operands::Both(Narrow::F16 | Narrow::Tf32)));
+    recorded(findings, graphs).any(|(name, weight)| is_as_f16(name, weight) || is_narrow(name))
+}
+
+/// What explains the products that were recorded with all that they read, by its name, and the type of their weight.
+fn recorded<'a>(
+    findings: &'a Findings,
+    graphs: &'a [(usize, &'a Labelled)],
+) -> impl Iterator<Item = (&'static str, Option<DType>)> + 'a {
+    let labelled = graphs.iter().map(|(_, labelled)| *labelled);
+    let products = labelled.flat_map(|labelled| labelled.products().map(move |product| (labelled, product)));
+    products.flat_map(|(labelled, (id, checkpoint))| {
+        let graph = &labelled.program.graph;
+        let weight = graph.src(id, 0).and_then(|weight| dtype(graph.get(weight)));
+        let is = |found: &&Finding| found.judged > 0 && found.is_healthy() && found.bridged.is_empty();
+        let found = findings.nodes.get(&checkpoint).filter(is);
+        found.into_iter().flat_map(move |found| found.computed_in.iter().map(move |name| (*name, weight)))
+    })
+}
+
+/// What llama.cpp's CPU kernels round activations to for a weight.
+fn rounding(weight: Option<DType>) -> Rounding {
+    weight.map_or(Rounding::None, |dtype| Rounding::of(Products::LlamaCpu, dtype))
+}
+
+/// Whether an arithmetic of a product is, by its name, one that rounds operands to f16 for what their weight is.
+pub fn is_as_f16(name: &str, weight: Option<DType>) -> bool {
+    name == ON_CPU && rounding(weight) == Rounding::F16
 }
 
 /// What an arithmetic rounds the operands of products to, by its name; `None` of one that rounds more than that.

@@ -16,6 +16,7 @@ use parity_graph::known::is_weight;
 use super::aside::Aside;
 use super::best::{Best, Simulated, scouts};
 use super::needed::needed;
+use super::shown_products::Shown;
 use super::stored::Narrowed;
 use super::{Labelled, Steps, chosen_experts};
 use super::{attentions, lost_steps, storage_types};
@@ -75,14 +76,14 @@ pub fn simulate(
     steps: &dyn Steps,
     graphs: &[(usize, &Labelled)],
     gguf: &Gguf,
-    (kept, shown): (Storage, Option<Operands>),
+    (kept, shown): (Storage, Option<Shown>),
     open: &IndexSet<Checkpoint>,
 ) -> Result<IndexMap<Checkpoint, Simulated>> {
     let is_known = |unit: f64| unit <= UNIT_F32 || kept != Storage::F32 || declares_narrow(steps);
     let two_products = steps.declared().and_then(attentions::in_two_products);
     let tried = possible(steps, (kept, shown), two_products);
     let attention = two_products.map(|one| one.flash);
-    let stretch = Stretch { steps, graphs, gguf, is_known: &is_known, shown, attention };
+    let stretch = Stretch { is_known: &is_known, shown, attention, ..Stretch::of_known(steps, graphs, gguf) };
     let attending = stretch.attending(open);
     let mut best = Best::default();
     // What does not show in attention, of the arithmetics that were tried.
@@ -137,7 +138,7 @@ pub fn simulate(
 /// those alone that multiply as these were `shown` to.
 fn possible(
     steps: &dyn Steps,
-    (kept, shown): (Storage, Option<Operands>),
+    (kept, shown): (Storage, Option<Shown>),
     two_products: Option<Arithmetic>,
 ) -> IndexSet<Arithmetic> {
     let own = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
@@ -147,49 +148,18 @@ fn possible(
     let tried = [Arithmetic::EXACT, own].into_iter().chain(llama).chain(two_products).chain(candle);
     // llama.cpp's products show the rounding of their weights' type, f16 operands of F16 weights for one; what the operands of
     // attention are rounded to, which meet no weight, is open then.
-    let beside_shown = |one: Arithmetic| match (shown, one.flash) {
+    let beside_shown = |one: Arithmetic| match (shown.map(|shown| shown.operands), one.flash) {
         (Some(Operands::VecDot), Flash::Rounded(..)) => Arithmetic { operands: Operands::VecDot, ..one },
         _ => one,
     };
     let tried = tried.chain(attentions::with_operands(steps.declared()).into_iter().map(beside_shown));
     // What an engine rarely has comes last.
-    let in_pairs = steps.declared().is_none().then(|| storage_types::products(Narrow::Pair));
-    let tried = tried.chain(in_pairs);
+    let rare = [Narrow::Pair, Narrow::Tf32Away].map(storage_types::products);
+    let tried = tried.chain(rare.into_iter().filter(|_| steps.declared().is_none()));
     let tried: Vec<Arithmetic> =
-        tried.filter(|one| shown.is_none_or(|shown| one.operands == shown)).collect();
+        tried.filter(|one| shown.is_none_or(|shown| shown.allows(one.operands))).collect();
     let with = |cache: Storage| tried.iter().map(move |one| with_cache(*one, cache)).collect::<Vec<_>>();
     attentions::caches(steps).into_iter().flat_map(with).collect()
-}
-
-/// What one arithmetic explains of some nodes.
-///
-/// # Errors
-/// Those of the machine.
-pub fn in_one(
-    steps: &dyn Steps,
-    graphs: &[(usize, &Labelled)],
-    gguf: &Gguf,
-    arithmetic: Arithmetic,
-    open: &IndexSet<Checkpoint>,
-) -> Result<IndexMap<Checkpoint, Simulated>> {
-    let stretch = Stretch { steps, graphs, gguf, is_known: &|_| true, shown: None, attention: None };
-    stretch.simulated(arithmetic, open, RUNS)
-}
-
-/// How far some nodes are from what one arithmetic computes, all of them together, relative; NaN where a value is no number.
-///
-/// # Errors
-/// Those of the machine.
-pub fn apart(
-    steps: &dyn Steps,
-    graphs: &[(usize, &Labelled)],
-    gguf: &Gguf,
-    arithmetic: Arithmetic,
-    open: &IndexSet<Checkpoint>,
-) -> Result<f64> {
-    let stretch = Stretch { steps, graphs, gguf, is_known: &|_| true, shown: None, attention: None };
-    let found = stretch.simulated(arithmetic, open, 0)?;
-    Ok(found.values().map(|found| found.distance.powi(2)).sum::<f64>().sqrt())
 }
 
 /// How many times what a single disturbed execution explains an arithmetic may leave of a scout: several lie a few per cent
@@ -197,19 +167,72 @@ pub fn apart(
 const SCATTERED: f64 = 4.0;
 
 /// What is simulated.
-struct Stretch<'a> {
+pub struct Stretch<'a> {
     steps: &'a dyn Steps,
     graphs: &'a [(usize, &'a Labelled)],
     gguf: &'a Gguf,
     /// Whether an arithmetic of this unit roundoff is known to be the producer's.
     is_known: &'a dyn Fn(f64) -> bool,
     /// What recorded products round operands to, where they show it.
-    shown: Option<Operands>,
+    shown: Option<Shown>,
     /// What attention was declared to be, where that rounds more than its cache.
     attention: Option<Flash>,
+    /// Whether a prompt is computed from keys and values as they are, before they are kept in eight bits.
+    is_kept_later: bool,
 }
 
-impl Stretch<'_> {
+impl<'a> Stretch<'a> {
+    /// Of a producer whose arithmetic is known.
+    pub fn of_known(
+        steps: &'a dyn Steps,
+        graphs: &'a [(usize, &'a Labelled)],
+        gguf: &'a Gguf,
+    ) -> Stretch<'a> {
+        Stretch {
+            steps,
+            graphs,
+            gguf,
+            is_known: &|_| true,
+            shown: None,
+            attention: None,
+            is_kept_later: false,
+        }
+    }
+
+    /// The same of one that may compute a prompt from its keys and values before they are kept.
+    pub fn kept_later(self, is_kept_later: bool) -> Stretch<'a> {
+        Stretch { is_kept_later, ..self }
+    }
+
+    /// What one arithmetic explains of some nodes.
+    ///
+    /// # Errors
+    /// Those of the machine.
+    pub fn explained(
+        &self,
+        arithmetic: Arithmetic,
+        open: &IndexSet<Checkpoint>,
+    ) -> Result<IndexMap<Checkpoint, Simulated>> {
+        self.simulated(arithmetic, open, RUNS)
+    }
+
+    /// How far some nodes are from what one arithmetic computes, all of them together, relative; NaN where one is not known.
+    ///
+    /// # Errors
+    /// Those of the machine.
+    pub fn apart(&self, arithmetic: Arithmetic, open: &IndexSet<Checkpoint>) -> Result<f64> {
+        let found = self.simulated(arithmetic, open, 0)?;
+        let apart = found.values().map(|found| found.distance.powi(2)).sum::<f64>().sqrt();
+        Ok(if found.len() < open.len() { f64::NAN } else { apart })
+    }
+
+    /// What a step is computed in.
+    fn in_step(&self, step: usize, arithmetic: Arithmetic) -> Arithmetic {
+        let is_prompt = self.steps.positions(step).first() == Some(&0);
+        let packed = if self.is_kept_later && is_prompt { [None; 2] } else { arithmetic.packed };
+        Arithmetic { packed, ..arithmetic }
+    }
+
     /// Those of some nodes that attention lies before which was not recorded.
     fn attending(&self, open: &IndexSet<Checkpoint>) -> IndexSet<Checkpoint> {
         let attends = |id: &&Checkpoint| {
@@ -242,6 +265,7 @@ impl Stretch<'_> {
             let mut machine: Machine<'_, f64> = Machine::new(gguf, arithmetic).rounding(steps.is_own_graph());
             let mut rows = Rows::new();
             for (&(step, labelled), needed) in graphs.iter().zip(&needed) {
+                let arithmetic = self.in_step(step, arithmetic);
                 let (aside, bounds, rows) = (&aside, Some(&bounds), &mut rows);
                 let lost = &lost_steps::before(steps, step)[..];
                 let mut disturbed =
@@ -253,7 +277,8 @@ impl Stretch<'_> {
         };
         let exact = run(Run::Exact)?;
         let mut runs = (0..runs).map(Run::Disturbed).map(run).collect::<Result<Vec<Rows>>>()?;
-        if aside.moves() {
+        // How far disturbed values lie apart is how far they are moved.
+        if !runs.is_empty() && aside.moves() {
             runs.extend([run(Run::Aside(-1.0))?, run(Run::Aside(1.0))?]);
         }
         let narrow = Some(arithmetic.cache).filter(|cache| *cache != arithmetic.narrow);
@@ -261,7 +286,7 @@ impl Stretch<'_> {
         let cache = name_of(arithmetic.packed).or(narrow.map(attentions::name_of_cache));
         let unit = storage_types::unit(&arithmetic);
         let is_plain = unit <= UNIT_F32 && arithmetic.operands == Operands::Exact;
-        let is_shown = self.shown == Some(arithmetic.operands);
+        let is_shown = self.shown.is_some_and(|shown| shown.allows(arithmetic.operands));
         let is_declared = self.attention == Some(arithmetic.flash);
         let known = (self.is_known)(unit)
             || is_declared

@@ -194,10 +194,11 @@ pub fn shown(steps: &dyn Steps, graphs: &[(usize, &Labelled)]) -> Storage {
 }
 
 /// Types that matrix units take both sides in, whatever values are kept in.
-pub const PRODUCTS: [(&str, Narrow); 5] = [
+pub const PRODUCTS: [(&str, Narrow); 6] = [
     ("matmuls with f16 operands", Narrow::F16),
     ("matmuls with bf16 operands", Narrow::Bf16),
     ("matmuls with TF32 operands", Narrow::Tf32),
+    ("matmuls with TF32 operands", Narrow::Tf32Away),
     ("matmuls with TF32 operands, cut", Narrow::Tf32Cut),
     ("matmuls as three products of bf16", Narrow::Pair),
 ];

@@ -28,8 +28,9 @@ pub const ALIKE: f64 = 2.0;
 const TYPES: [(Storage, &str); 2] = [(Storage::Bf16, "bf16"), (Storage::F16, "f16")];
 
 /// Types that operands of products are rounded to, with the names of the faults.
-const OPERANDS: [(&str, Narrow); 4] = [
+const OPERANDS: [(&str, Narrow); 5] = [
     ("precision.tf32", Narrow::Tf32),
+    ("precision.tf32", Narrow::Tf32Away),
     ("precision.tf32", Narrow::Tf32Cut),
     ("precision.f16_operands", Narrow::F16),
     ("precision.bf16_operands", Narrow::Bf16),

@@ -146,7 +146,7 @@ pub fn finite(y: f64, bound: f64) -> f64 {
 /// Unit roundoff of a narrow type: half a step beside 1, or a whole one where the rest is cut off.
 pub fn unit_of(narrow: Narrow) -> f64 {
     match narrow {
-        Narrow::F16 | Narrow::Tf32 => UNIT_F16,
+        Narrow::F16 | Narrow::Tf32 | Narrow::Tf32Away => UNIT_F16,
         Narrow::Bf16 => UNIT_BF16,
         Narrow::Tf32Cut => 2.0 * UNIT_F16,
         Narrow::Pair => UNIT_BF16 * UNIT_BF16,

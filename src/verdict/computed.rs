@@ -8,9 +8,10 @@ use parity_graph::known::is_weight;
 use crate::arithmetic::backend::{Backend, untested};
 use crate::arithmetic::{CACHES, Narrow, Storing};
 use crate::audit::{
-    ATTENTIONS, Findings, IN_ROWS, LLAMA_ATTENTION, Labelled, PRODUCTS, coarsest, name_of_cache,
+    ATTENTIONS, Findings, IN_ROWS, LLAMA_ATTENTION, Labelled, PRODUCTS, coarsest, is_as_f16, name_of_cache,
 };
 use crate::checkpoint::Checkpoint;
+use crate::engine::op_by_op::dtype;
 use crate::gguf::Loaded;
 use crate::numerics::{Numerics, Storage};
 use crate::ops::bound::storage_unit;
@@ -165,7 +166,7 @@ fn narrow_product(name: &str) -> Option<&'static str> {
     Some(match narrow {
         Narrow::F16 => "precision.f16_operands",
         Narrow::Bf16 => "precision.bf16_operands",
-        Narrow::Tf32 | Narrow::Tf32Cut => "precision.tf32",
+        Narrow::Tf32 | Narrow::Tf32Away | Narrow::Tf32Cut => "precision.tf32",
         Narrow::Pair => return None,
     })
 }
@@ -251,12 +252,16 @@ fn narrow_products(
         let graph = &labelled.program.graph;
         for (id, checkpoint) in labelled.nodes() {
             let product = matches!(graph.get(id).op, Op::MulMat | Op::MulMatId);
-            let weight = graph.src(id, 0).is_some_and(|src| is_weight(&graph.get(src).name));
-            let Some(finding) = findings.nodes.get(&checkpoint).filter(|_| product && weight) else {
+            let weight = graph.src(id, 0).map(|src| graph.get(src)).filter(|weight| is_weight(&weight.name));
+            let Some((finding, weight)) = findings.nodes.get(&checkpoint).zip(weight).filter(|_| product)
+            else {
                 continue;
             };
-            if finding.judged > 0 && all.insert(checkpoint) {
-                let fault = finding.computed_in.iter().find_map(|name| narrow_product(name));
+            // What units of other types do as well stands for neither.
+            let names = &finding.computed_in;
+            let is_open = !names.is_empty() && names.iter().all(|name| is_as_f16(name, dtype(weight)));
+            if finding.judged > 0 && !is_open && all.insert(checkpoint) {
+                let fault = names.iter().find_map(|name| narrow_product(name));
                 narrow.extend(fault.map(|fault| (checkpoint, fault)));
             }
         }

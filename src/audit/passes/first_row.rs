@@ -62,7 +62,7 @@ fn columns_of_values(labelled: &Labelled, gguf: &Gguf, id: Checkpoint) -> Option
         Some(node) => Some(gguf.tensor(&graph.get(graph.src(node, 0)?).name)?),
     };
     let outputs = weight.as_ref().map_or(all, |weight| weight.rows());
-    let mut columns = vec![vec![0.0; outputs]; of_values * width];
+    let mut columns: Vec<Vec<f64>> = vec![Vec::with_capacity(outputs); of_values * width];
     let mut row = vec![0.0; all];
     for output in 0..outputs {
         match &weight {
@@ -70,8 +70,9 @@ fn columns_of_values(labelled: &Labelled, gguf: &Gguf, id: Checkpoint) -> Option
             Some(_) => return None,
             None => row.iter_mut().enumerate().for_each(|(i, x)| *x = f64::from(u8::from(i == output))),
         }
-        for (i, x) in row.iter().enumerate() {
-            columns[i / width / shared * width + i % width][output] += x;
+        for (column, moved) in columns.iter_mut().enumerate() {
+            let (value, i) = (column / width, column % width);
+            moved.push((value * shared..(value + 1) * shared).map(|head| row[head * width + i]).sum());
         }
     }
     Some(columns)

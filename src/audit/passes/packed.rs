@@ -4,20 +4,22 @@
 //! An engine keeps them alike in all layers. So nothing is tried unless no layer's attention is explained as it would be
 //! without such a cache.
 
+use std::collections::BTreeSet;
+
 use indexmap::IndexSet;
 use parity_graph::{Op, fault};
 
 use super::super::best::Simulated;
 use super::super::factor_of_scores::DEVIATIONS;
 use super::super::finding::MISTAKES_SHOW;
-use super::super::{coarseness, name_of_cache, simulate};
+use super::super::{coarseness, exact, name_of_cache};
 use super::{Assumed, DIAGNOSED_MAX, Findings, Labelled, Passes, unlike};
 use crate::arithmetic::{Arithmetic, CACHES, Cached, Packed, both, bounded_by};
 use crate::audit::Finding;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
 use crate::numerics::Storage;
-use crate::ops::bound::UNIT_F16;
+use crate::ops::bound::{UNIT_F16, UNIT_F32};
 use crate::report::Diagnosis;
 
 /// What attention needs that eight bits of some kind would explain.
@@ -67,21 +69,7 @@ impl Passes<'_> {
         let (Some(first), Some(last)) = (wrong.first().copied(), wrong.last().copied()) else {
             return Ok(());
         };
-        let declared = self.steps.declared().and_then(|numerics| numerics.eight_bits);
-        // What an engine of a narrower type rounds itself is as much as what a scale makes of its cache.
-        // A first row is the one value that it sees.
-        let prompt = self.steps.positions(0);
-        let shows = assumed.kept == Storage::F32 && prompt.first() == Some(&0);
-        let shows = shows && findings.nodes[&first].is_beyond_in(&prompt);
-        let keeps_values = shows.then(|| findings.nodes[&first].is_beyond_in(&[0]));
-        let may_be = |cached: Cached| {
-            let is_bounded = bounded_by(cached).is_some();
-            let is_possible =
-                if is_bounded { !is_followed && assumed.kept == Storage::F32 } else { is_followed };
-            let is_shown = is_bounded || keeps_values.is_none_or(|keeps| keeps == cached[1].is_some());
-            is_possible && is_shown && cached.into_iter().flatten().all(|packed| packed.may_be(declared))
-        };
-        for (name, packed) in CACHES.into_iter().filter(|(_, cached)| may_be(*cached)) {
+        for (name, packed) in self.possible(assumed, &findings.nodes[&first], is_followed) {
             let bounded = bounded_by(packed);
             // Nothing else shows it of an engine that does not declare such a cache: then it shows in the sizes of the scores, which
             // differ from layer to layer, and operands of that type explain some.
@@ -96,7 +84,11 @@ impl Passes<'_> {
             }
             // What is bounded hides more than what rounds less: nothing else may explain other layers by that.
             let unit = bounded.unwrap_or(UNIT_F16);
-            if !healthy_attention(findings).all(|(_, finding)| is_as_coarse(finding, unit)) {
+            let is_as_coarse = |(_, finding): (&Checkpoint, &Finding)| match bounded {
+                None if self.graphs.len() > 1 => is_somewhere_as_coarse(finding, unit),
+                _ => is_as_coarse(finding, unit),
+            };
+            if !healthy_attention(findings).all(is_as_coarse) {
                 continue;
             }
             let tried = Assumed { packed: Some((name, packed)), ..assumed.clone() };
@@ -104,9 +96,12 @@ impl Passes<'_> {
             if !scouts.nodes.values().any(|found| found.judged > 0 && found.is_healthy()) {
                 continue;
             }
-            let mut found = self.run(&tried, &|id| wrong.contains(&id))?;
+            // What rounding in any order explains of other layers is explained by such a cache as well, and hides less then.
+            let loose = |id: &Checkpoint| findings.nodes.get(id).is_some_and(unlike::is_in_any_order);
+            let loose = |id: &Checkpoint| bounded.is_none() && id.kind() == Kind::AttnCtx && loose(id);
+            let mut found = self.run(&tried, &|id| wrong.contains(&id) || loose(&id))?;
             found.nodes.retain(|_, found| found.judged > 0 && found.is_healthy());
-            if 2 * found.nodes.len() > wrong.len() {
+            if 2 * wrong.iter().filter(|id| found.nodes.contains_key(*id)).count() > wrong.len() {
                 if bounded.is_some() {
                     // A scale of a head that is off by a few thousandths is as much: it was passed so.
                     found.nodes.values_mut().for_each(|found| *found = found.as_undecided(NEEDS_SCALE));
@@ -118,6 +113,28 @@ impl Passes<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Of all caches those that may be an engine's of whose attention the `first` is wrong: what is followed, or what is bounded.
+    fn possible(
+        &self,
+        assumed: &Assumed,
+        first: &Finding,
+        is_followed: bool,
+    ) -> impl Iterator<Item = (&'static str, Cached)> + use<> {
+        let declared = self.steps.declared().and_then(|numerics| numerics.eight_bits);
+        // What an engine of a narrower type rounds itself is as much as what a scale makes of its cache.
+        let is_f32 = assumed.kept == Storage::F32;
+        // A first row is the one value that it sees.
+        let prompt = self.steps.positions(0);
+        let shows = is_f32 && prompt.first() == Some(&0) && first.is_beyond_in(&prompt);
+        let keeps_values = shows.then(|| first.is_beyond_in(&[0]));
+        CACHES.into_iter().filter(move |(_, cached)| {
+            let is_bounded = bounded_by(*cached).is_some();
+            let is_possible = if is_bounded { !is_followed && is_f32 } else { is_followed };
+            let is_shown = is_bounded || keeps_values.is_none_or(|keeps| keeps == cached[1].is_some());
+            is_possible && is_shown && cached.iter().flatten().all(|packed| packed.may_be(declared))
+        })
     }
 
     /// Takes attention for undecided that is off by little, has no name and is wrong in every layer, where eight bits of any kind
@@ -152,6 +169,10 @@ impl Passes<'_> {
     ) -> Result<()> {
         let open = self.faint(assumed, findings, (wrong, most))?;
         if 2 * open.len() <= wrong.len() {
+            return Ok(());
+        }
+        // Of a narrow type roundings of its own hide which heads are off.
+        if assumed.kept == Storage::F32 && !self.is_off_in_all_heads(open[0])? {
             return Ok(());
         }
         // What is off in fewer rows is so by the same cache.
@@ -204,6 +225,34 @@ impl Passes<'_> {
         Ok(true)
     }
 
+    /// Whether the last row of some attention is off in each of its heads by more than f32 rounds in as many terms, all of them to
+    /// one side: an engine keeps all its heads alike.
+    fn is_off_in_all_heads(&self, id: Checkpoint) -> Result<bool> {
+        let Passes { steps, graphs, gguf, .. } = *self;
+        let recorded = graphs.iter().rev().find_map(|(step, _)| steps.tensor(*step, id));
+        let last = recorded.and_then(|recorded| recorded.positions.last().copied());
+        let (Some(last), Some(width)) = (last, self.attention().map(|[.., width]| width)) else {
+            return Ok(true);
+        };
+        let Some(rows) = exact(steps, graphs, gguf, id, &BTreeSet::from([last]))? else { return Ok(true) };
+        let of_f32 = (last as usize + 1 + width) as f64 * UNIT_F32;
+        let mut heads = rows.recorded.data.chunks(width.max(1)).zip(rows.exact.data.chunks(width.max(1)));
+        let is_off = |(recorded, exact): (&[f64], &[f64])| {
+            let off = recorded.iter().zip(exact).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
+            off > of_f32.powi(2) * exact.iter().map(|x| x * x).sum::<f64>()
+        };
+        Ok(heads.all(is_off))
+    }
+
+    /// The shape of attention in the first step that has one.
+    fn attention(&self) -> Option<[usize; 4]> {
+        self.graphs.iter().find_map(|(_, labelled)| {
+            let graph = &labelled.program.graph;
+            let attention = labelled.program.executed().find(|node| graph.get(*node).op == Op::FlashAttn)?;
+            Some(graph.get(attention).shape())
+        })
+    }
+
     /// Whether the attention of a step has so many rows that what its scores have in common shows in them.
     fn shows_factors(&self) -> bool {
         let rows = |(_, labelled): &(usize, &Labelled)| {
@@ -218,10 +267,8 @@ impl Passes<'_> {
     /// Whether first rows, which are the one value that they see, repeat numbers within each head.
     fn is_of_four_bits(&self, wrong: &[Checkpoint]) -> bool {
         let repeats = |id: &Checkpoint| {
-            let (step, labelled) = self.graphs.first()?;
-            let graph = &labelled.program.graph;
-            let attention = labelled.program.executed().find(|node| graph.get(*node).op == Op::FlashAttn)?;
-            let [.., width] = graph.get(attention).shape();
+            let (step, _) = self.graphs.first()?;
+            let [.., width] = self.attention()?;
             let recorded = self.steps.tensor(*step, *id)?;
             let first = recorded.values.get(..recorded.values.len() / recorded.positions.len().max(1))?;
             let unlike = |head: &[f32]| head.iter().map(|x| x.to_bits()).collect::<IndexSet<u32>>().len();
@@ -258,7 +305,7 @@ impl Passes<'_> {
         }
         if !open.is_empty() {
             let narrow = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
-            let by_chance = simulate::in_one(self.steps, self.graphs, self.gguf, narrow, &open)?;
+            let by_chance = self.known().explained(narrow, &open)?;
             let is_off = |(_, found): &(Checkpoint, Simulated)| share as f64 * found.beyond >= 1.0;
             faint.extend(by_chance.into_iter().filter(is_off).map(|(id, _)| id));
         }
@@ -290,7 +337,15 @@ pub(super) fn healthy_attention(findings: &Findings) -> impl Iterator<Item = (&C
 
 /// Whether a node is explained by what rounds to a unit or more, and in no cache whose rounding is known.
 fn is_as_coarse(finding: &Finding, least: f64) -> bool {
-    let is_cache = |name: &str| [Storage::F16, Storage::Bf16].map(name_of_cache).contains(&name);
-    let mut names = finding.computed_in.iter();
-    names.all(|name| !is_cache(name) && coarseness(name).is_some_and(|unit| unit >= least))
+    finding.computed_in.iter().all(|name| rounds_to(name, least))
+}
+
+/// The same of some of its steps: a prompt may be computed from its keys and values as they are, before they are kept.
+fn is_somewhere_as_coarse(finding: &Finding, least: f64) -> bool {
+    finding.computed_in.iter().any(|name| rounds_to(name, least))
+}
+
+fn rounds_to(name: &str, least: f64) -> bool {
+    let is_cache = [Storage::F16, Storage::Bf16].map(name_of_cache).contains(&name);
+    !is_cache && coarseness(name).is_some_and(|unit| unit >= least)
 }

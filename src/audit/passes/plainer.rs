@@ -11,7 +11,6 @@ use indexmap::{IndexMap, IndexSet};
 use parity_graph::fault;
 
 use super::super::best::Simulated;
-use super::super::simulate;
 use super::{Assumed, DIAGNOSED_MAX, Findings, Passes};
 use crate::arithmetic::Arithmetic;
 use crate::checkpoint::Checkpoint;
@@ -43,9 +42,7 @@ impl Passes<'_> {
         };
         let coarse: IndexSet<Checkpoint> = findings.order.iter().filter(is_coarse).copied().collect();
         let Some(&first) = coarse.first() else { return Ok(()) };
-        let Passes { steps, graphs, gguf, .. } = *self;
-        let in_f32 =
-            |ids: &IndexSet<Checkpoint>| simulate::in_one(steps, graphs, gguf, Arithmetic::EXACT, ids);
+        let in_f32 = |ids: &IndexSet<Checkpoint>| self.known().explained(Arithmetic::EXACT, ids);
         let bands = |found: &IndexMap<Checkpoint, Simulated>| -> HashMap<Checkpoint, f64> {
             found.iter().filter(|(_, found)| !(found.over <= HEALTHY)).map(|(id, f)| (*id, f.band)).collect()
         };

@@ -3,8 +3,9 @@
 use std::collections::HashSet;
 
 use super::{APART, Assumed, Passes};
+use crate::arithmetic::Narrow;
 use crate::audit::bridge::Unseen;
-use crate::audit::{Finding, Findings, parts, storage_types};
+use crate::audit::{Finding, Findings, parts, shown_products, storage_types};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
 use crate::numerics::Storage;
@@ -25,7 +26,11 @@ impl Passes<'_> {
         let of_better = [(better, Unseen { recorded: Some(kept), ..unseen })];
         for (name, unseen) in of_operands.chain(of_parts).chain(of_better) {
             let mut nodes = findings.nodes.values();
-            let is_shown = nodes.any(|finding| finding.is_healthy() && finding.computed_in.contains(name));
+            let is_shown = match unseen.products {
+                // Which way halves are rounded shows in those rows alone that have one.
+                Some(Narrow::Tf32Away) => shown_products::are_of_eleven_bits(findings, self.graphs),
+                _ => nodes.any(|finding| finding.is_healthy() && finding.computed_in.contains(name)),
+            };
             let crosses = |finding: &Finding| finding.is_wrong() && !finding.bridged.is_empty();
             if !is_shown || !findings.nodes.values().any(crosses) {
                 continue;
@@ -47,7 +52,11 @@ impl Passes<'_> {
     ) -> Result<HashSet<Kind>> {
         let is_wrong = |id: Checkpoint| findings.nodes.get(&id).is_some_and(Finding::is_wrong);
         let mut other = self.explained(tried, &is_wrong)?;
-        let kinds = findings.explained_by(&other);
+        // What other nodes are explained by is this as well, where none of what they read is such a half.
+        let has_exceptions =
+            |kind| tried.unseen.products != Some(Narrow::Tf32Away) && findings.has_exceptions(kind);
+        let kinds: HashSet<Kind> =
+            findings.explained_by(&other).into_iter().filter(|kind| !has_exceptions(*kind)).collect();
         if kinds.is_empty() {
             return Ok(kinds);
         }
@@ -74,8 +83,7 @@ impl Findings {
         let explains =
             |id: &Checkpoint| other.nodes.get(id).is_some_and(|found| found.judged > 0 && found.is_healthy());
         let wrong = self.nodes.iter().filter(|(_, finding)| finding.is_wrong()).map(|(id, _)| id);
-        let explained = wrong.filter(|id| explains(id)).map(|id| id.kind());
-        explained.filter(|kind| !self.has_exceptions(*kind)).collect()
+        wrong.filter(|id| explains(id)).map(|id| id.kind()).collect()
     }
 
     /// Takes the wrong nodes of some kinds from another audit, which is for an attention of another arithmetic.

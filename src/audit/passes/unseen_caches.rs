@@ -8,10 +8,11 @@ use indexmap::IndexSet;
 
 use super::super::attentions::attends;
 use super::super::best::{Simulated, scouts};
-use super::super::simulate;
+use super::super::shown_products::Shown;
+use super::super::simulate::Stretch;
 use super::packed::{MOST, MOST_OF_FOUR};
 use super::{DIAGNOSED_MAX, Findings, Passes};
-use crate::arithmetic::{Arithmetic, CACHES, Cached, Operands, Packed, both, bounded_by};
+use crate::arithmetic::{Arithmetic, CACHES, Cached, Packed, both, bounded_by};
 use crate::audit::Finding;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
@@ -28,7 +29,7 @@ impl Passes<'_> {
     /// declared, they are undecided.
     pub(super) fn unseen_caches(
         &self,
-        (kept, shown): (Storage, Option<Operands>),
+        (kept, shown): (Storage, Option<Shown>),
         findings: &mut Findings,
     ) -> Result<()> {
         let crosses = |id: &Checkpoint, finding: &Finding| {
@@ -51,9 +52,15 @@ impl Passes<'_> {
             return Ok(());
         }
         let own = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
-        let own = Arithmetic { operands: shown.unwrap_or(own.operands), ..own };
-        if let Some(cached) = self.nearest(own, &scouts(&wrong))?
-            && let Some(explained) = self.explain(Arithmetic { packed: cached, ..own }, &all)?
+        let own = Arithmetic { operands: shown.map_or(own.operands, |shown| shown.operands), ..own };
+        // A prompt may be computed from its keys and values as they are, before they are kept: then it is right.
+        let prompt = self.steps.positions(0);
+        let is_right = wrong.first().is_some_and(|id| !findings.nodes[id].is_beyond_in(&prompt));
+        let stretch = self.known();
+        let later = self.known().kept_later(true);
+        let ways = if is_right && self.graphs.len() > 1 { vec![&stretch, &later] } else { vec![&stretch] };
+        if let Some((stretch, cached)) = self.nearest(&ways, own, &scouts(&wrong))?
+            && let Some(explained) = explain(stretch, Arithmetic { packed: cached, ..own }, &all)?
         {
             let wrong = explained.into_iter().filter(|(id, _)| wrong.contains(id));
             wrong.for_each(|(id, found)| findings.at(id).settle(found));
@@ -80,7 +87,8 @@ impl Passes<'_> {
     ) -> Result<bool> {
         // The roundings of an engine of a narrow type hide what its cache rounds in half of the rows.
         let share = if own.narrow == Storage::F32 { 1.0 } else { 2.0 };
-        let plain = simulate::in_one(self.steps, self.graphs, self.gguf, own, wrong)?;
+        let stretch = self.known();
+        let plain = stretch.explained(own, wrong)?;
         let off = |found: &Simulated| (share * found.beyond).min(1.0);
         let off = plain.values().map(off).fold(if plain.len() < wrong.len() { 0.0 } else { 1.0 }, f64::min);
         let is_first_off = plain.values().all(|found| found.first_beyond);
@@ -92,7 +100,7 @@ impl Passes<'_> {
         }
         for (bits, most) in [(Packed::Eight, MOST), (Packed::Four, MOST_OF_FOUR)] {
             let is_little = |(_, found): &(Checkpoint, Simulated)| found.distance <= most;
-            let explained = self.explain(Arithmetic { packed: both(bits), ..own }, all)?;
+            let explained = explain(&stretch, Arithmetic { packed: both(bits), ..own }, all)?;
             if explained.is_some_and(|all| all.iter().all(is_little)) {
                 return Ok(true);
             }
@@ -100,44 +108,50 @@ impl Passes<'_> {
         Ok(false)
     }
 
-    /// The cache over which some nodes are nearest to what was recorded, of those that are followed; `None` where that is no
-    /// nearer than they are without one.
-    fn nearest(&self, own: Arithmetic, some: &IndexSet<Checkpoint>) -> Result<Option<Cached>> {
-        let apart = |cached: Cached| {
-            let arithmetic = Arithmetic { packed: cached, ..own };
-            simulate::apart(self.steps, self.graphs, self.gguf, arithmetic, some)
-        };
+    /// The cache over which some nodes are nearest to what was recorded, of those that are followed, in some `ways` to read it;
+    /// `None` where that is no nearer than they are without one.
+    fn nearest<'b>(
+        &self,
+        ways: &[&'b Stretch<'b>],
+        own: Arithmetic,
+        some: &IndexSet<Checkpoint>,
+    ) -> Result<Option<(&'b Stretch<'b>, Cached)>> {
+        let apart =
+            |stretch: &Stretch<'_>, cached: Cached| stretch.apart(Arithmetic { packed: cached, ..own }, some);
         let declared = self.steps.declared().and_then(|numerics| numerics.eight_bits);
         let may_be = |cached: &Cached| {
             bounded_by(*cached).is_none() && cached.iter().flatten().all(|packed| packed.may_be(declared))
         };
-        let (mut least, mut nearest) = (apart([None; 2])?, None);
+        let Some(first) = ways.first() else { return Ok(None) };
+        let (mut least, mut nearest) = (apart(first, [None; 2])?, None);
         for (_, cached) in CACHES.into_iter().filter(|(_, cached)| may_be(cached)) {
-            let apart = apart(cached)?;
-            if apart < least {
-                (least, nearest) = (apart, Some(cached));
+            for &stretch in ways {
+                let apart = apart(stretch, cached)?;
+                if apart < least {
+                    (least, nearest) = (apart, Some((stretch, cached)));
+                }
             }
         }
         Ok(nearest)
     }
+}
 
-    /// What an arithmetic explains of some nodes where it explains all of them, the first and the last tried first.
-    fn explain(
-        &self,
-        arithmetic: Arithmetic,
-        all: &IndexSet<Checkpoint>,
-    ) -> Result<Option<Vec<(Checkpoint, Simulated)>>> {
-        let ends: IndexSet<Checkpoint> = all.first().into_iter().chain(all.last()).copied().collect();
-        let mut found = Vec::new();
-        for some in [&ends, all] {
-            let simulated = simulate::in_one(self.steps, self.graphs, self.gguf, arithmetic, some)?;
-            found = simulated.into_iter().collect();
-            if found.len() < some.len() || !found.iter().all(|(_, found)| found.over <= HEALTHY) {
-                return Ok(None);
-            }
+/// What an arithmetic explains of some nodes where it explains all of them, the first and the last tried first.
+fn explain(
+    stretch: &Stretch<'_>,
+    arithmetic: Arithmetic,
+    all: &IndexSet<Checkpoint>,
+) -> Result<Option<Vec<(Checkpoint, Simulated)>>> {
+    let ends: IndexSet<Checkpoint> = all.first().into_iter().chain(all.last()).copied().collect();
+    let mut found = Vec::new();
+    let first = Some(&ends).filter(|ends| ends.len() < all.len());
+    for some in first.into_iter().chain([all]) {
+        found = stretch.explained(arithmetic, some)?.into_iter().collect();
+        if found.len() < some.len() || !found.iter().all(|(_, found)| found.over <= HEALTHY) {
+            return Ok(None);
         }
-        Ok(Some(found))
     }
+    Ok(Some(found))
 }
 
 /// Whether nothing but attention and rotations lie between a node and what was recorded before it.

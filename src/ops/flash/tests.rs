@@ -208,7 +208,7 @@ fn errors_are_carried() {
 
 #[test]
 fn operands_that_are_rounded_carry_errors_to_the_next_number() {
-    for narrow in [Narrow::F16, Narrow::Bf16, Narrow::Tf32, Narrow::Tf32Cut] {
+    for narrow in [Narrow::F16, Narrow::Bf16, Narrow::Tf32, Narrow::Tf32Away, Narrow::Tf32Cut] {
         for scaled in [Scaled::Scores, Scaled::Queries, Scaled::Both] {
             let own = trial(7, &SMALL, Flash::Rounded(narrow, Weights::Divided, scaled));
             for slot in [0, 1, 2] {
@@ -221,7 +221,7 @@ fn operands_that_are_rounded_carry_errors_to_the_next_number() {
 
 #[test]
 fn the_last_bit_of_a_scale_that_went_into_operands_is_no_mistake() {
-    for narrow in [Narrow::F16, Narrow::Bf16, Narrow::Tf32, Narrow::Tf32Cut] {
+    for narrow in [Narrow::F16, Narrow::Bf16, Narrow::Tf32, Narrow::Tf32Away, Narrow::Tf32Cut] {
         for scaled in [Scaled::Queries, Scaled::Both] {
             let own = trial(9, &SMALL, Flash::Rounded(narrow, Weights::Divided, scaled));
             let mut beside = own.clone();

@@ -97,6 +97,7 @@ fn single(rounding: Rounding) -> Option<fn(f64) -> f64> {
         Rounding::F16 => round::to_f16::<f64>,
         Rounding::Bf16 => round::to_bf16::<f64>,
         Rounding::Tf32 => |x| f64::from(narrow::tf32(x as f32)),
+        Rounding::Tf32Away => |x| f64::from(narrow::tf32_away(x as f32)),
         Rounding::Tf32Cut => |x| f64::from(narrow::tf32_cut(x as f32)),
         Rounding::Pair => |x| f64::from(narrow::pair(x as f32)),
         _ => return None,

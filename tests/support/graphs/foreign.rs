@@ -29,11 +29,12 @@ pub struct Engine<'a> {
 impl Engine<'_> {
     /// A dump of one pass over so many tokens.
     pub fn record(&self, model: &Path, tokens: usize, dump: &Path) {
-        let tokens: Vec<u32> = (0..tokens as u32).map(|i| 10 + i * 37 % 500).collect();
+        self.record_steps(model, &[tokens], dump);
+    }
+
+    /// A dump of several steps over so many tokens each.
+    pub fn record_steps(&self, model: &Path, steps: &[usize], dump: &Path) {
         let gguf = Gguf::open(model).unwrap();
-        let shape = Shape::step(0, tokens.len(), 256, true, Cache::F32);
-        let built = build(&gguf, shape).unwrap();
-        let given = inputs(&built, &tokens, 0).unwrap();
         let narrow = match self.kept {
             Element::F32 => Storage::F32,
             Element::F16 => Storage::F16,
@@ -41,14 +42,19 @@ impl Engine<'_> {
         };
         let mut machine = Machine::<f64>::new(&gguf, Arithmetic { narrow, ..self.arithmetic });
         let mut writer = writer(model, dump, "other");
-        let step = Step { tokens: &tokens, first: 0, graph: &built.graph, number: None, given: &given };
         let (kept, mistake) = (self.kept, self.computes);
         let is_exposed = |id: Checkpoint| !id.kind().is_optional() && id.kind().is_fixed() && (self.some)(id);
-        step.record(
-            &mut machine,
-            &mut writer,
-            &How { kept, mistake, some: &is_exposed, stores: self.stores, ..How::healthy() },
-        );
+        let how = How { kept, mistake, some: &is_exposed, stores: self.stores, ..How::healthy() };
+        let mut first = 0;
+        for &count in steps {
+            let tokens: Vec<u32> =
+                (first as u32..(first + count) as u32).map(|i| 10 + i * 37 % 500).collect();
+            let built = build(&gguf, Shape::step(first, count, 256, true, Cache::F32)).unwrap();
+            let given = inputs(&built, &tokens, first).unwrap();
+            let step = Step { tokens: &tokens, first, graph: &built.graph, number: None, given: &given };
+            step.record(&mut machine, &mut writer, &how);
+            first += count;
+        }
         writer.finish().unwrap();
     }
 }
