@@ -260,8 +260,7 @@ fn a_cache_at_a_scale_that_was_not_recorded_is_undecided() {
 #[test]
 fn a_prompt_may_be_computed_before_its_keys_are_kept_in_eight_bits() {
     let [modules, layers, _] = EVIDENCE;
-    let all: fn(Kind) -> bool = |_| true;
-    let all = ("all", all);
+    let all: Evidence = ("all", |_| true);
     let cases = [
         (Element::F32, all),
         (Element::F32, modules),
@@ -347,8 +346,11 @@ fn caches_of_other_forms_are_undecided() {
     }
 }
 
+/// Which kinds of nodes were recorded, and what that is called.
+type Evidence = (&'static str, fn(Kind) -> bool);
+
 /// What hooks on modules hand over, outputs of layers, and logits.
-const EVIDENCE: [(&str, fn(Kind) -> bool); 3] = [
+const EVIDENCE: [Evidence; 3] = [
     ("modules", |kind| {
         !matches!(kind, Kind::QRope | Kind::KRope | Kind::AttnCtx | Kind::AttnResidual | Kind::FfnAct)
     }),
