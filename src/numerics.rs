@@ -5,9 +5,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use half::{bf16, f16};
-
 use crate::checkpoint::Kind;
+use crate::scalar::{Scalar, bf16, each, half};
 
 /// How the matrix products of a dump were computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -55,8 +54,17 @@ impl Storage {
     pub fn nearest(self, value: f32) -> f32 {
         match self {
             Storage::F32 => value,
-            Storage::F16 => f16::from_f32(value).to_f32(),
-            Storage::Bf16 => bf16::from_f32(value).to_f32(),
+            Storage::F16 => half(f64::from(value)) as f32,
+            Storage::Bf16 => bf16(value),
+        }
+    }
+
+    /// Rounds values to it in place.
+    pub fn store<S: Scalar>(self, values: &mut [S]) {
+        match self {
+            Storage::F32 => {}
+            Storage::F16 => each(values, |value| half(f64::from(value as f32))),
+            Storage::Bf16 => each(values, |value| f64::from(bf16(value as f32))),
         }
     }
 

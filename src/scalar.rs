@@ -15,6 +15,44 @@ pub fn vectorized<R>(f: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(f)
 }
 
+/// Rounds values in place, each by itself.
+pub fn each<S: Scalar>(values: &mut [S], round: impl Fn(f64) -> f64) {
+    vectorized(
+        #[inline(always)]
+        || values.iter_mut().for_each(|value| *value = S::from_f64(round(value.to_f64()))),
+    );
+}
+
+/// To the nearest f16, halves to the even one; beyond its range infinite. It is rounded once, unlike what goes through
+/// f32 first: a multiplication that is fused with an addition needs that.
+#[inline(always)]
+pub fn half(value: f64) -> f64 {
+    /// Mantissa bits of f64 that f16 does not have.
+    const DROPPED: u32 = 42;
+    /// From here on f16 is infinite.
+    const INFINITE: f64 = 65_520.0;
+    /// Below, f16 numbers are as far apart as f64 numbers beside `SHIFT`.
+    const SUBNORMAL: f64 = 1.0 / 16_384.0;
+    /// 1.5·2^(52 - 24)
+    const SHIFT: f64 = 402_653_184.0;
+    let bits = value.to_bits();
+    let odd = (bits >> DROPPED) & 1;
+    let rounded = bits.wrapping_add((1 << (DROPPED - 1)) - 1 + odd) & !((1 << DROPPED) - 1);
+    let normal = f64::from_bits(rounded);
+    let small = ((value + SHIFT) - SHIFT).copysign(value);
+    let finite = if value.abs() < SUBNORMAL { small } else { normal };
+    let limited = if value.abs() >= INFINITE { f64::INFINITY.copysign(value) } else { finite };
+    if value.is_nan() { value } else { limited }
+}
+
+/// To the nearest of 8 significant bits, halves to the even one.
+#[inline(always)]
+pub fn bf16(value: f32) -> f32 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) & !0xffff;
+    if value.is_nan() { value } else { f32::from_bits(rounded) }
+}
+
 /// So many zeros, written by all threads: one alone would bring the pages of a large weight into memory.
 pub fn zeros<S: Scalar>(n: usize) -> Vec<S> {
     rayon::iter::repeat_n(S::ZERO, n).with_min_len(ZEROS_PER_TASK).collect()

@@ -5,9 +5,9 @@
 //! repeated here. Kernels differ in the last bit of a scale, a product or a sum, and on devices more: where a value, or a
 //! scale, lies so near the middle between two numbers that this decides, what it comes to is said as an error of it.
 
-use super::narrow::half;
 use crate::gguf::DType;
 use crate::scalar::Scalar;
+use crate::scalar::half;
 
 /// Values of a block, of all these types.
 pub const BLOCK: usize = 32;

@@ -8,10 +8,10 @@
 //! in the same way. Vulkan adds up what was quantised.
 
 use super::Integers;
-use super::narrow::half;
 use super::round::{QUANT_MAX, Rounded, ScaleTie, Tie};
 use crate::gguf::DType;
 use crate::scalar::Scalar;
+use crate::scalar::half;
 use crate::tensor::{Matrix, View};
 
 /// How blocks of activations are quantised for a weight.

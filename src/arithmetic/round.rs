@@ -6,12 +6,12 @@
 
 use half::{bf16, f16};
 
+use super::Narrow;
 pub use super::attention::AttentionRounding;
 use super::cuda_blocks::{self, Blocks};
-use super::{Narrow, narrow};
 use crate::gguf::DType;
 use crate::numerics::{Products, Storage};
-use crate::scalar::{Scalar, vectorized};
+use crate::scalar::{Scalar, each, vectorized};
 use crate::tensor::{Matrix, View};
 
 /// What activations are rounded to before they are multiplied.
@@ -157,8 +157,8 @@ pub fn activations<S: Scalar>(rounding: Rounding, x: View<'_, S>) -> Rounded<S> 
     }
     match rounding {
         Rounding::None => {}
-        Rounding::F16 => store(Storage::F16, &mut rounded.values.data),
-        Rounding::Bf16 => store(Storage::Bf16, &mut rounded.values.data),
+        Rounding::F16 => Storage::F16.store(&mut rounded.values.data),
+        Rounding::Bf16 => Storage::Bf16.store(&mut rounded.values.data),
         Rounding::Tf32 => Narrow::Tf32.store(&mut rounded.values.data),
         Rounding::Tf32Away => Narrow::Tf32Away.store(&mut rounded.values.data),
         Rounding::Tf32Cut => Narrow::Tf32Cut.store(&mut rounded.values.data),
@@ -202,21 +202,12 @@ pub fn to_bf16<S: Scalar>(value: S) -> S {
     S::from_f32(bf16::from_f32(value.to_f32()).to_f32())
 }
 
-/// Rounds values to the type that they are stored in.
-pub fn store<S: Scalar>(storage: Storage, values: &mut [S]) {
-    match storage {
-        Storage::F32 => {}
-        Storage::F16 => narrow::each(values, |value| narrow::half(f64::from(value as f32))),
-        Storage::Bf16 => Narrow::Bf16.store(values),
-    }
-}
-
 /// The least normal number of f16.
 pub const NORMAL_F16: f64 = 1.0 / 16_384.0;
 
 /// What numbers of f16 become where those that are not normal are 0.
 pub fn flush<S: Scalar>(values: &mut [S]) {
-    narrow::each(values, |value| if value.abs() < NORMAL_F16 { 0.0 } else { value });
+    each(values, |value| if value.abs() < NORMAL_F16 { 0.0 } else { value });
 }
 
 /// The type that a producer stores decoded weights in before it multiplies: with f16 or bf16 products, whose matrix
@@ -325,7 +316,7 @@ pub fn half_steps(rounding: Rounding, x: &Matrix<f64>) -> Matrix<f64> {
 /// A matrix stored in another type.
 pub fn stored<S: Scalar>(storage: Storage, x: View<'_, S>) -> Matrix<S> {
     let mut out = x.to_matrix();
-    store(storage, &mut out.data);
+    storage.store(&mut out.data);
     out
 }
 

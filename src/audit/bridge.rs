@@ -11,7 +11,7 @@ use super::node::hypotheses;
 use super::stored::Narrowed;
 use super::{attentions, storage_types};
 use crate::arithmetic::backend::Backend;
-use crate::arithmetic::{Arithmetic, Flash, Narrow, Sums, round};
+use crate::arithmetic::{Arithmetic, Flash, Narrow, Sums};
 use crate::engine::op_by_op::{Carried, Node, Unknown, Value, Values, compute};
 use crate::numerics::Storage;
 use crate::ops::{Args, Check, Rule, Strided};
@@ -186,7 +186,7 @@ fn in_narrow(
         // Of recorded values it is known which are numbers of that type already.
         true => {
             let mut stored = third.clone();
-            round::store(kept, &mut stored);
+            kept.store(&mut stored);
             error.iter_mut().zip(stored.iter().zip(&third)).for_each(|(error, (stored, exact))| {
                 *error += if stored == exact { 0.0 } else { storage_types::rounding(kept, *exact) };
             });

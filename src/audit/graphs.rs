@@ -5,7 +5,6 @@ use std::collections::HashSet;
 use super::adapters::name_apart;
 use super::form::Form;
 use super::{Labelled, Steps, Tensor};
-use crate::arithmetic::round::store;
 use crate::checkpoint::Checkpoint;
 use crate::dump;
 use crate::dump::Recording;
@@ -298,7 +297,7 @@ impl Steps for Judged<'_> {
         }
         // An engine keeps what it is given as it keeps its own values.
         let storage = self.declared().map(|numerics| numerics.storage_of(checkpoint.kind()));
-        storage.into_iter().for_each(|storage| store(storage, &mut tensor.values));
+        storage.into_iter().for_each(|storage| storage.store(&mut tensor.values));
         Some(tensor)
     }
 

@@ -9,7 +9,7 @@ use parity_graph::Op;
 
 use super::node::Hypothesis;
 use super::storage_types::{is_product, narrow};
-use crate::arithmetic::{Arithmetic, round};
+use crate::arithmetic::Arithmetic;
 use crate::engine::op_by_op::compute;
 use crate::numerics::Storage;
 use crate::ops::bound::{CONFIDENCE, storage_unit};
@@ -59,7 +59,7 @@ const SHOWN: f64 = 1.0 / 8.0;
 pub fn are_shown(rule: &Rule, args: &Args<'_, f64>, recorded: &[f64], width: usize) -> bool {
     let Some(dtype) = narrow(args.arithmetic.narrow) else { return false };
     let Ok(mut nearest) = compute::<f64>(rule, args) else { return false };
-    round::store(args.arithmetic.narrow, &mut nearest);
+    args.arithmetic.narrow.store(&mut nearest);
     let is_shown = |(row, nearest): (&[f64], &[f64])| {
         let off = row
             .iter()

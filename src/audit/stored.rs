@@ -33,7 +33,7 @@ impl Narrowed {
         let rounded = |slot: usize, source: &Source<'_, f64>| -> Option<(Vec<f64>, [usize; 4])> {
             let kept = kept_in(op, slot, source, arithmetic)?;
             let mut values = source.values().into_owned();
-            round::store(kept, &mut values);
+            kept.store(&mut values);
             if arithmetic.storing == Storing::Flushed {
                 round::flush(&mut values);
             }
@@ -97,7 +97,7 @@ impl Narrowed {
     /// Takes other values in the place of those of a slot, rounded to the type of the cache.
     pub fn put(&mut self, slot: usize, mut values: Vec<f64>, arithmetic: &Arithmetic) {
         if let Some(Some((own, _))) = self.slots.get_mut(slot) {
-            round::store(arithmetic.cache, &mut values);
+            arithmetic.cache.store(&mut values);
             *own = values;
         }
     }
@@ -209,7 +209,7 @@ fn stored_apart(kept: Storage, values: &[f64], error: &[f64]) -> Vec<f64> {
     let moved = |sign: f64| {
         let mut ends: Vec<f64> =
             values.iter().zip(error).map(|(value, error)| value + sign * error).collect();
-        round::store(kept, &mut ends);
+        kept.store(&mut ends);
         ends
     };
     let [low, own, high] = [-1.0, 0.0, 1.0].map(moved);

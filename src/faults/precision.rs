@@ -6,7 +6,6 @@
 
 use parity_graph::{Id, Op};
 
-use crate::arithmetic::round::store;
 use crate::arithmetic::{Angles, Arithmetic, Flash, HalfSums, Narrow, Operands, Scaled, Softmax, Weights};
 use crate::audit::products;
 use crate::audit::{Named, Suspect};
@@ -237,7 +236,7 @@ impl Norm {
 
 fn rounded(kept: Storage, value: f64) -> f64 {
     let mut values = [value];
-    store(kept, &mut values);
+    kept.store(&mut values);
     values[0]
 }
 

@@ -55,9 +55,7 @@ impl TensorInfo {
     /// Decodes whole blocks, and rounds what they hold.
     fn load<S: Scalar>(&self, bytes: &[u8], out: &mut [S]) {
         decode(self.dtype, bytes, out);
-        if self.loaded != Storage::F32 {
-            out.iter_mut().for_each(|x| *x = S::from_f64(f64::from(self.loaded.nearest(x.to_f32()))));
-        }
+        self.loaded.store(out);
     }
 
     /// Bytes of one row.

@@ -229,7 +229,7 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
                     let stored = weight.row_bytes(matrix * c + rows.start..matrix * c + rows.end);
                     form::apply(form, self.weight.dtype, stored, out);
                 }
-                round::store(self.narrow, out);
+                self.narrow.store(out);
                 if self.flushes {
                     round::flush(out);
                 }

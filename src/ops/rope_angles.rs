@@ -9,7 +9,6 @@
 use parity_graph::Params;
 
 use super::Args;
-use crate::arithmetic::round::store;
 use crate::arithmetic::{Angles, Arithmetic};
 use crate::error::Result;
 use crate::numerics::Storage;
@@ -208,7 +207,7 @@ impl Rope {
 /// A value as a narrow type keeps it.
 pub(super) fn stored(kept: Storage, value: f64) -> f64 {
     let mut values = [value];
-    store(kept, &mut values);
+    kept.store(&mut values);
     values[0]
 }
 

@@ -12,7 +12,6 @@ use super::bound::{GROUP, NORMALISE_ROUNDINGS, TINY_F32, UNIT_F32, exponential, 
 use super::convert::convert;
 use super::source::rows;
 use super::{Args, Check, Rule};
-use crate::arithmetic::round::store;
 use crate::error::Result;
 use crate::scalar::Scalar;
 
@@ -87,7 +86,7 @@ fn row<S: Scalar>(args: &Args<'_, S>, at: [usize; 3]) -> Result<ScoreRow<S>> {
     });
     let mut z: Vec<S> = args.source(0)?.row(at).iter().map(|&score| score * scale).collect();
     z.iter_mut().zip(&mask).for_each(|(z, &mask)| *z += mask);
-    store(args.arithmetic.softmax.scores, &mut z);
+    args.arithmetic.softmax.scores.store(&mut z);
     let sink = args.get(2).map(|sinks| sinks.at([0, 0, 0, at[1]]));
     Ok(ScoreRow { z, mask, sink })
 }
@@ -104,7 +103,7 @@ fn compute<S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {
         let sum = out[start..].iter().map(|p| p.to_f64()).sum::<f64>() + sink;
         let inverse = S::from_f64(1.0 / sum);
         out[start..].iter_mut().for_each(|p| *p = convert(args.dtype, *p * inverse));
-        store(args.arithmetic.softmax.weights, &mut out[start..]);
+        args.arithmetic.softmax.weights.store(&mut out[start..]);
     }
     Ok(out)
 }

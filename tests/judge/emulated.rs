@@ -21,15 +21,15 @@ use crate::support::samples::sample;
 const TOKENS: usize = 20;
 
 fn judged(engine: &Engine<'_>) -> Audited {
-    judged_in(&[TOKENS], engine)
+    judged_in(&[TOKENS], engine, &[])
 }
 
-/// The same over several steps of so many tokens.
-fn judged_in(steps: &[usize], engine: &Engine<'_>) -> Audited {
+/// The same over several steps of so many tokens, with more flags.
+fn judged_in(steps: &[usize], engine: &Engine<'_>, more: &[&str]) -> Audited {
     let folder = tempfile::tempdir().unwrap();
     let dump = folder.path().join("dump");
     engine.record_steps(Path::new(MODEL), steps, &dump);
-    audit(&dump, Path::new(MODEL), &["--allow-missing"])
+    audit(&dump, Path::new(MODEL), &[&["--allow-missing"], more].concat())
 }
 
 fn engine<'a>(kept: Element, computes: Mistake<'a>, some: &'a dyn Fn(Checkpoint) -> bool) -> Engine<'a> {
@@ -279,12 +279,25 @@ fn a_prompt_may_be_computed_before_its_keys_are_kept_in_eight_bits() {
                 is_attention.then(|| attention(args, [cache; 2], scale))
             };
             let some = |id: Checkpoint| some(id.kind());
-            let audited = judged_in(&[13, 1, 1], &engine(kept, &computes, &some));
+            let audited = judged_in(&[13, 1, 1], &engine(kept, &computes, &some), &[]);
             let wanted = if scale == 1.0 { [0, 0] } else { [1, 2] };
             let reason = &audited.report["reason"];
             assert!(wanted.contains(&audited.code), "{kept:?}, {evidence}, exit {}: {reason}", audited.code);
         }
     }
+}
+
+/// The same of a form that is not followed, where the engine declares that it keeps eight bits.
+#[test]
+fn a_declared_cache_of_another_form_after_such_a_prompt_is_undecided() {
+    let computes = |id: Checkpoint, args: &Args<'_, f64>| {
+        let cache: Cache = if args.shape[1] > 1 { |_| () } else { |row| between(row, 255.0) };
+        (id.kind() == Kind::AttnCtx).then(|| attention(args, [cache; 2], 1.0))
+    };
+    let engine = engine(Element::F32, &computes, &|_| true);
+    let audited = judged_in(&[13, 1, 1], &engine, &["--numerics", "f32 kv=int8"]);
+    let reason = audited.report["reason"].as_str().unwrap_or_default();
+    assert!(audited.code == 2 && reason.contains("a cache of 8 bits"), "exit {}: {reason}", audited.code);
 }
 
 /// One head that is off in all layers is no cache: an engine keeps all its heads alike.

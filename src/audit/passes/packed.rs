@@ -293,11 +293,10 @@ impl Passes<'_> {
         let (mut faint, mut open) = (Vec::new(), IndexSet::new());
         for id in wrong {
             let finding = &findings.nodes[id];
-            let rows = finding.audit().map_or(0, |audit| audit.local.rows);
             if !is_faint(finding, most) {
                 continue;
             }
-            if (share * finding.rows_beyond() + seen_by_one) as u64 >= rows {
+            if (share * finding.rows_beyond() + seen_by_one) as f64 >= self.rows_over_cache(finding).0 {
                 faint.push(*id);
             } else if kept != Storage::F32 {
                 open.insert(*id);
@@ -306,10 +305,28 @@ impl Passes<'_> {
         if !open.is_empty() {
             let narrow = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
             let by_chance = self.known().explained(narrow, &open)?;
-            let is_off = |(_, found): &(Checkpoint, Simulated)| share as f64 * found.beyond >= 1.0;
+            let is_off = |(id, found): &(Checkpoint, Simulated)| {
+                let (rows, all) = self.rows_over_cache(&findings.nodes[id]);
+                share as f64 * found.beyond * all >= rows
+            };
             faint.extend(by_chance.into_iter().filter(is_off).map(|(id, _)| id));
         }
         Ok(faint)
+    }
+}
+
+impl Passes<'_> {
+    /// How many rows of a node may be off by what a cache holds, and how many there are in all. Of an engine that declares such a
+    /// cache a prompt that is right may have been computed before its keys were kept; of any other one that would be undecided
+    /// which is wrong in later steps alone.
+    fn rows_over_cache(&self, finding: &Finding) -> (f64, f64) {
+        let all = finding.audit().map_or(0, |audit| audit.local.rows) as f64;
+        let prompt = self.steps.positions(0);
+        let declares = self.steps.declared().is_some_and(|numerics| numerics.eight_bits.is_some());
+        let is_right = self.graphs.len() > 1 && prompt.first() == Some(&0) && !finding.is_beyond_in(&prompt);
+        let later =
+            || self.graphs.iter().skip(1).map(|(step, _)| self.steps.positions(*step).len()).sum::<usize>();
+        (if declares && is_right { all.min(later() as f64) } else { all }, all)
     }
 }
 

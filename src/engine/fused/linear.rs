@@ -85,7 +85,7 @@ fn multiply<S: Scalar>(weight: &TensorRef<'_>, how: How, x: View<'_, S>) -> Matr
     tiles.into_par_iter().for_each(|tile| {
         S::with_scratch(tile.len() * cols, |decoded| {
             weight.decode_rows(tile.clone(), decoded);
-            round::store(how.weights, decoded);
+            how.weights.store(decoded);
             for first in (0..x.rows).step_by(how.at_once) {
                 let x = x.after(first).first(how.at_once);
                 // SAFETY: tiles are disjoint column ranges of `out`, which outlives the loop.

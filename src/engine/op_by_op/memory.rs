@@ -7,7 +7,6 @@ use parity_graph::Op;
 use super::Carried;
 use super::program::Place;
 use crate::arithmetic::cache_blocks;
-use crate::arithmetic::round::store;
 use crate::gguf::DType;
 use crate::numerics::Storage;
 use crate::ops::Strided;
@@ -168,8 +167,8 @@ pub fn hold<S: Scalar>(
 /// f16 and bf16 round to nearest, integers towards zero.
 fn convert<S: Scalar>(dtype: DType, values: &mut [S]) {
     match dtype {
-        DType::F16 => store(Storage::F16, values),
-        DType::BF16 => store(Storage::Bf16, values),
+        DType::F16 => Storage::F16.store(values),
+        DType::BF16 => Storage::Bf16.store(values),
         dtype if is_integer(dtype) => {
             values.iter_mut().for_each(|value| *value = S::from_f64(value.to_f64().trunc()));
         }

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use parity_graph::{Graph, Id, Op};
 
 use crate::arithmetic::cache_blocks;
-use crate::arithmetic::round::store;
 use crate::arithmetic::{Arithmetic, Operands};
 use crate::gguf::DType;
 use crate::numerics::Storage;
@@ -69,7 +68,7 @@ impl Way {
 
     /// What it keeps of the values of a node, which may be `cached`.
     pub fn keep(&self, id: Id, cached: Option<Cached>, values: &mut [f32]) {
-        store(self.kept, values);
+        self.kept.store(values);
         match cached {
             Some(Cached::Written) => in_cache(self.cache, values),
             // What meets quants is brought to quants of 8 bits.
@@ -132,8 +131,8 @@ const fn in_blocks(name: &'static str, cache: DType) -> Way {
 /// What a cache keeps of rows of whole heads.
 fn in_cache(kept: DType, values: &mut [f32]) {
     match kept {
-        DType::F16 => store(Storage::F16, values),
-        DType::BF16 => store(Storage::Bf16, values),
+        DType::F16 => Storage::F16.store(values),
+        DType::BF16 => Storage::Bf16.store(values),
         kept if cache_blocks::is_kept(kept) && values.len().is_multiple_of(cache_blocks::BLOCK) => {
             cache_blocks::keep(kept, values, &mut vec![0.0; values.len()]);
         }

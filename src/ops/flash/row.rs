@@ -8,7 +8,7 @@ use super::super::source::{Args, Source};
 use super::scaled::{Factors, scaled};
 use crate::arithmetic::cache_blocks;
 use crate::arithmetic::cuda_blocks::QUERIES;
-use crate::arithmetic::round::{self, Rounding, Tie, store};
+use crate::arithmetic::round::{self, Rounding, Tie};
 use crate::arithmetic::{Flash, Narrow, Softmax, Storing, Vector, Weights};
 use crate::error::Result;
 use crate::gguf::DType;
@@ -221,7 +221,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         let Softmax { scores, steps, .. } = self.softmax;
         let last = |value: f64| {
             let mut value = [value];
-            store(scores, &mut value);
+            scores.store(&mut value);
             value[0]
         };
         let step = |value: f64| if steps { last(value) } else { value };
@@ -323,8 +323,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
                 });
             }
             _ if self.softmax != Softmax::F32 => {
-                return self
-                    .by_softmax(row, Weights::Divided, |weights| store(self.softmax.weights, weights));
+                return self.by_softmax(row, Weights::Divided, |weights| self.softmax.weights.store(weights));
             }
             _ => {}
         }

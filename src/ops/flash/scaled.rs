@@ -3,10 +3,10 @@
 use std::borrow::Cow;
 
 use super::super::bound::UNIT_F32;
-use crate::arithmetic::narrow::half;
 use crate::arithmetic::round::Tie;
 use crate::arithmetic::{Flash, Narrow, Scaled};
 use crate::scalar::Scalar;
+use crate::scalar::half;
 
 /// The factor in f32, which one engine divides by and another multiplies with, and the product.
 const PRODUCT_ROUNDINGS: f64 = 4.0;

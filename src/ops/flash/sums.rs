@@ -4,7 +4,7 @@ use super::super::bound::{
     EXP_ROUNDINGS, NORMALISE_ROUNDINGS, SCORE_ROUNDINGS, TINY_F32, UNIT_F32, accumulation,
 };
 use super::explain::UNKNOWN;
-use crate::arithmetic::narrow::half;
+use crate::scalar::half;
 use crate::scalar::vectorized;
 
 /// What is added to the largest score, so that weights stay below 1/8: `3.0f * 0.6931f`.

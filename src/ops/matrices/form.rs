@@ -6,9 +6,9 @@ use super::super::source::Data;
 use super::Problem;
 use crate::arithmetic::cache_blocks;
 use crate::arithmetic::cuda_blocks::Form;
-use crate::arithmetic::narrow::half;
 use crate::gguf::{self, DType};
 use crate::scalar::Scalar;
+use crate::scalar::half;
 
 /// Rounds to f16 where the form says so.
 fn rounded(form: Form, value: f64) -> f64 {

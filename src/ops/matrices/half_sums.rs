@@ -5,8 +5,8 @@ use rayon::prelude::*;
 use super::super::bound::{TINY_F32, UNIT_F32, accumulation};
 use super::Problem;
 use crate::arithmetic::HalfSums;
-use crate::arithmetic::narrow::half;
 use crate::gguf::DType;
+use crate::scalar::half;
 use crate::scalar::{Scalar, vectorized};
 use crate::tensor::Matrix;
 

@@ -5,13 +5,13 @@ use std::ops::Range;
 use super::Problem;
 use crate::arithmetic::narrow;
 use crate::arithmetic::round::Rounding;
-use crate::scalar::Scalar;
+use crate::scalar::{Scalar, each};
 use crate::tensor::{Matrix, View};
 
 /// What the nearest bf16 leaves of rows, where they are rounded to such sums.
 pub fn lesser<S: Scalar>(rounding: Rounding, x: View<'_, S>) -> Option<Matrix<S>> {
     let mut x = (rounding == Rounding::Pair).then(|| x.to_matrix())?;
-    narrow::each(&mut x.data, narrow::lesser);
+    each(&mut x.data, narrow::lesser);
     Some(x)
 }
 
@@ -30,7 +30,7 @@ impl Problem<'_, '_, f64> {
         let [mut whole, mut lesser] = [vec![0.0; rows.len() * k], vec![0.0; rows.len() * k]];
         self.read(matrix, rows.clone(), &mut whole);
         self.decode(matrix, rows, &mut lesser);
-        narrow::each(&mut lesser, narrow::lesser);
+        each(&mut lesser, narrow::lesser);
         for ((out, whole), lesser) in
             out.chunks_mut(2 * k.max(1)).zip(whole.chunks(k.max(1))).zip(lesser.chunks(k.max(1)))
         {
@@ -52,7 +52,7 @@ impl<S: Scalar> Problem<'_, '_, S> {
         let Some(x) = &self.lesser else { return };
         let read = |matrix: usize, rows: Range<usize>, out: &mut [S]| {
             self.decode(matrix, rows, out);
-            narrow::each(out, narrow::lesser);
+            each(out, narrow::lesser);
             1.0
         };
         let products = self.run(x.view(), read, |value, _| value);
