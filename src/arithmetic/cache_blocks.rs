@@ -6,8 +6,7 @@
 //! scale, lies so near the middle between two numbers that this decides, what it comes to is said as an error of it.
 
 use crate::gguf::DType;
-use crate::scalar::Scalar;
-use crate::scalar::half;
+use crate::scalar::{Scalar, half};
 
 /// Values of a block, of all these types.
 pub const BLOCK: usize = 32;

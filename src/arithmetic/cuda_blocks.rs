@@ -10,8 +10,7 @@
 use super::Integers;
 use super::round::{QUANT_MAX, Rounded, ScaleTie, Tie};
 use crate::gguf::DType;
-use crate::scalar::Scalar;
-use crate::scalar::half;
+use crate::scalar::{Scalar, half};
 use crate::tensor::{Matrix, View};
 
 /// How blocks of activations are quantised for a weight.

@@ -12,6 +12,7 @@ use parity::ops::Args;
 use parity_dump::Element;
 
 use crate::formulas::softmax;
+use crate::precision::{product as rounded_product, tf32};
 use crate::support::edited::MODEL;
 use crate::support::graphs::foreign::Engine;
 use crate::support::graphs::record::Mistake;
@@ -96,22 +97,11 @@ fn products_of_f32_may_be_three_of_bf16() {
 #[test]
 fn halves_of_tf32_may_be_rounded_away_from_zero() {
     let halves = Cell::new(0);
-    let operands = |args: &Args<'_, f64>, slot: usize| -> Vec<f32> {
-        let away = |x: &f64| f32::from_bits(((*x as f32).to_bits() + 0x1000) & !0x1fff);
-        let values = args.get(slot).unwrap().values();
-        let is_half = |x: &&f64| (**x as f32).to_bits() & 0x1fff == 0x1000;
-        halves.set(halves.get() + values.iter().filter(is_half).count());
-        values.iter().map(away).collect()
-    };
     let product = |args: &Args<'_, f64>| -> Vec<f64> {
-        let (w, x) = (operands(args, 0), operands(args, 1));
-        let [_, _, tokens, outputs] = args.shape;
-        let k = x.len() / tokens;
-        let dot = |row: usize, matrix: usize| {
-            let terms = x[row * k..][..k].iter().zip(&w[matrix * k..][..k]);
-            f64::from(terms.map(|(x, w)| x * w).sum::<f32>())
-        };
-        (0..tokens).flat_map(|t| (0..outputs).map(move |o| (t, o))).map(|(t, o)| dot(t, o)).collect()
+        let is_half = |x: &&f64| (**x as f32).to_bits() & 0x1fff == 0x1000;
+        let of = |slot: usize| args.get(slot).unwrap().values().iter().filter(is_half).count();
+        halves.set(halves.get() + of(0) + of(1));
+        rounded_product(args, tf32, |x| x)
     };
     let is_product = |id: Checkpoint| is_product(id) || id.kind() == Kind::Logits;
     for (evidence, spoiled) in [(None, ""), (Some(EVIDENCE[0].1), ""), (None, "blk.1.ffn_up")] {

@@ -39,12 +39,12 @@ fn values(args: &Args<'_, f64>, slot: usize) -> Vec<f32> {
 }
 
 /// To 11 significant bits, halves away from zero, as NVIDIA's `cvt.rna.tf32` rounds.
-fn tf32(x: f32) -> f32 {
+pub fn tf32(x: f32) -> f32 {
     f32::from_bits((x.to_bits() + (1 << 12)) & !((1 << 13) - 1))
 }
 
 /// A product of `round`ed operands, with sums in f32 or in whatever `sum` rounds to.
-fn product(args: &Args<'_, f64>, round: fn(f32) -> f32, sum: fn(f32) -> f32) -> Vec<f64> {
+pub fn product(args: &Args<'_, f64>, round: fn(f32) -> f32, sum: fn(f32) -> f32) -> Vec<f64> {
     let (w, x) = (values(args, 0), values(args, 1));
     let [_, _, tokens, rows] = args.shape;
     let k = x.len() / tokens;
