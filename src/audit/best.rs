@@ -26,8 +26,9 @@ pub struct Simulated {
     pub first_beyond: bool,
     /// Unit roundoff of the type that values were taken to be kept in.
     pub unit: f64,
-    /// What keys and values were taken to be cached as, where it is not the type of other values.
-    pub cache: Option<&'static str>,
+    /// What keys and values were taken to be cached as, where it is not the type of other values, or what the operands of some
+    /// products were taken to be rounded to.
+    pub named: Option<&'static str>,
     /// Whether the recording declares that.
     pub declares_cache: bool,
     /// Whether the arithmetic is known: it is f32, the recording declares it or its values show it, or it explains most of
@@ -75,11 +76,20 @@ impl Simulated {
             beyond,
             first_beyond,
             unit,
-            cache: None,
+            named: None,
             declares_cache: false,
             known: true,
             is_plain: true,
         })
+    }
+
+    /// The same where a row may be so many `times` further off than the furthest execution, and that much be rounding then: a
+    /// value that falls to the next number of a narrow type in none of them.
+    pub fn widened(self, times: f64) -> Simulated {
+        if !(self.over > HEALTHY && self.over <= times * HEALTHY) {
+            return self;
+        }
+        Simulated { band: self.band * self.over / HEALTHY, over: HEALTHY, ..self }
     }
 
     /// How much of the node may be rounding, so that mistakes still show.
@@ -99,7 +109,7 @@ fn is_settled(found: &Simulated) -> bool {
 }
 
 /// How many times more an arithmetic leaves of a node than the engine's own, where it is another one.
-const NEARER: f64 = 4.0;
+pub const NEARER: f64 = 4.0;
 
 /// What explains each node best, of all that was tried.
 #[derive(Default)]

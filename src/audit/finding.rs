@@ -200,7 +200,7 @@ impl Finding {
 
     /// Takes what a simulation says of it in place of the worst case.
     pub fn settle(&mut self, simulated: Simulated) {
-        let Simulated { distance, band, over, position, unit, cache, declares_cache, known, .. } = simulated;
+        let Simulated { distance, band, over, position, unit, named, declares_cache, known, .. } = simulated;
         // An arithmetic that nobody declared, and that no other node needs, may as well be a mistake.
         (self.unit, self.narrow_cache) = (if known { unit } else { UNIT_F32 }, declares_cache);
         self.is_of_unknown = !known;
@@ -208,7 +208,7 @@ impl Finding {
         (self.over, self.worst, self.at_worst) = (over, vec![position as usize], None);
         self.rows_beyond = if over <= HEALTHY { BTreeSet::new() } else { BTreeSet::from([position]) };
         self.arithmetic.insert("what rounding explains between the recorded nodes was simulated");
-        self.computed_in = cache.into_iter().collect();
+        self.computed_in = named.into_iter().collect();
         self.arithmetic.extend(&self.computed_in);
     }
 

@@ -6,6 +6,7 @@
 //! is no arithmetic of the engine but a mistake.
 
 mod first_row;
+mod mixed;
 mod packed;
 mod plainer;
 mod stored;
@@ -121,7 +122,6 @@ pub fn bounded(
 const DIAGNOSED_MAX: usize = 8;
 /// Steps of a node that are diagnosed: the later ones are mostly alike.
 const DIAGNOSED_STEPS_MAX: usize = 4;
-
 /// The same of a node far behind what was recorded before it: each mistake is computed through all between.
 const SIMULATED_STEPS_MAX: usize = 2;
 
@@ -222,6 +222,7 @@ impl<'a> Passes<'a> {
         unlike::take(findings, &mut simulated);
         simulated.iter().for_each(|(id, simulated)| findings.at(*id).settle(*simulated));
         self.prefer_plain(assumed, &simulated, findings)?;
+        self.mixed(assumed, findings)?;
         open.retain(|id| findings.nodes[id].is_wrong() && findings.nodes[id].diagnosis().0.is_empty());
         let bands = open.iter().filter_map(|id| Some((*id, findings.nodes[id].band()?))).collect();
         self.name_simulated(assumed, &bands, findings)?;

@@ -16,16 +16,17 @@ use parity_graph::known::is_weight;
 use super::aside::Aside;
 use super::best::{Best, Simulated, scouts};
 use super::needed::needed;
+use super::possible::{self, Mix};
 use super::shown_products::Shown;
 use super::stored::Narrowed;
 use super::{Labelled, Steps, chosen_experts};
 use super::{attentions, lost_steps, storage_types};
-use crate::arithmetic::{Arithmetic, Flash, Narrow, Operands, name_of};
+use crate::arithmetic::{Arithmetic, Flash, Operands, name_of};
 use crate::checkpoint::Checkpoint;
 use crate::engine::op_by_op::{Conductor, Machine, Node, Unknown, Value, compute};
 use crate::error::Result;
 use crate::gguf::Gguf;
-use crate::numerics::{Numerics, Products, Storage};
+use crate::numerics::Storage;
 use crate::ops::bound::HEALTHY;
 use crate::ops::bound::{CONFIDENCE, UNIT_F16, UNIT_F32};
 use crate::ops::{Args, Check, Rule};
@@ -79,9 +80,9 @@ pub fn simulate(
     (kept, shown): (Storage, Option<Shown>),
     open: &IndexSet<Checkpoint>,
 ) -> Result<IndexMap<Checkpoint, Simulated>> {
-    let is_known = |unit: f64| unit <= UNIT_F32 || kept != Storage::F32 || declares_narrow(steps);
+    let is_known = |unit: f64| unit <= UNIT_F32 || kept != Storage::F32 || possible::declares_narrow(steps);
     let two_products = steps.declared().and_then(attentions::in_two_products);
-    let tried = possible(steps, (kept, shown), two_products);
+    let tried = possible::arithmetics(steps, (kept, shown), two_products);
     let attention = two_products.map(|one| one.flash);
     let stretch = Stretch { is_known: &is_known, shown, attention, ..Stretch::of_known(steps, graphs, gguf) };
     let attending = stretch.attending(open);
@@ -134,37 +135,9 @@ pub fn simulate(
     Ok(best.nodes)
 }
 
-/// The arithmetics that an engine may have which keeps its values in `kept`, the likeliest first; where products were recorded
-/// those alone that multiply as these were `shown` to.
-fn possible(
-    steps: &dyn Steps,
-    (kept, shown): (Storage, Option<Shown>),
-    two_products: Option<Arithmetic>,
-) -> IndexSet<Arithmetic> {
-    let own = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
-    let candle = [storage_types::CANDLE, Arithmetic { narrow: kept, cache: kept, ..storage_types::CANDLE }];
-    let candle = candle.into_iter().filter(|_| steps.declared().is_none());
-    let llama = Some(Arithmetic::LLAMA_CPU).filter(|_| !storage_types::declares_plain(steps));
-    let tried = [Arithmetic::EXACT, own].into_iter().chain(llama).chain(two_products).chain(candle);
-    // llama.cpp's products show the rounding of their weights' type, f16 operands of F16 weights for one; what the operands of
-    // attention are rounded to, which meet no weight, is open then.
-    let beside_shown = |one: Arithmetic| match (shown.map(|shown| shown.operands), one.flash) {
-        (Some(Operands::VecDot), Flash::Rounded(..)) => Arithmetic { operands: Operands::VecDot, ..one },
-        _ => one,
-    };
-    let tried = tried.chain(attentions::with_operands(steps.declared()).into_iter().map(beside_shown));
-    // What an engine rarely has comes last.
-    let rare = [Narrow::Pair, Narrow::Tf32Away].map(storage_types::products);
-    let tried = tried.chain(rare.into_iter().filter(|_| steps.declared().is_none()));
-    let tried: Vec<Arithmetic> =
-        tried.filter(|one| shown.is_none_or(|shown| shown.allows(one.operands))).collect();
-    let with = |cache: Storage| tried.iter().map(move |one| with_cache(*one, cache)).collect::<Vec<_>>();
-    attentions::caches(steps).into_iter().flat_map(with).collect()
-}
-
 /// How many times what a single disturbed execution explains an arithmetic may leave of a scout: several lie a few per cent
 /// apart, unless little of what rounds shows in one of them.
-const SCATTERED: f64 = 4.0;
+pub const SCATTERED: f64 = 4.0;
 
 /// What is simulated.
 pub struct Stretch<'a> {
@@ -179,6 +152,8 @@ pub struct Stretch<'a> {
     attention: Option<Flash>,
     /// Whether a prompt is computed from keys and values as they are, before they are kept in eight bits.
     is_kept_later: bool,
+    /// Which nodes alone round the operands of their products.
+    mix: Option<&'a Mix>,
 }
 
 impl<'a> Stretch<'a> {
@@ -196,7 +171,13 @@ impl<'a> Stretch<'a> {
             shown: None,
             attention: None,
             is_kept_later: false,
+            mix: None,
         }
+    }
+
+    /// The same of one that rounds the operands of some of its products alone.
+    pub fn mixed<'b>(&'b self, mix: &'b Mix) -> Stretch<'b> {
+        Stretch { mix: Some(mix), ..*self }
     }
 
     /// The same of one that may compute a prompt from its keys and values before they are kept.
@@ -216,13 +197,26 @@ impl<'a> Stretch<'a> {
         self.simulated(arithmetic, open, RUNS)
     }
 
-    /// How far some nodes are from what one arithmetic computes, all of them together, relative; NaN where one is not known.
+    /// How far each of some nodes is from what one arithmetic computes, relative; those that are known.
+    ///
+    /// # Errors
+    /// Those of the machine.
+    pub fn distances(
+        &self,
+        arithmetic: Arithmetic,
+        open: &IndexSet<Checkpoint>,
+    ) -> Result<IndexMap<Checkpoint, f64>> {
+        let found = self.simulated(arithmetic, open, 0)?;
+        Ok(found.into_iter().map(|(id, found)| (id, found.distance)).collect())
+    }
+
+    /// The same of all of them together; NaN where one is not known.
     ///
     /// # Errors
     /// Those of the machine.
     pub fn apart(&self, arithmetic: Arithmetic, open: &IndexSet<Checkpoint>) -> Result<f64> {
-        let found = self.simulated(arithmetic, open, 0)?;
-        let apart = found.values().map(|found| found.distance.powi(2)).sum::<f64>().sqrt();
+        let found = self.distances(arithmetic, open)?;
+        let apart = found.values().map(|distance| distance.powi(2)).sum::<f64>().sqrt();
         Ok(if found.len() < open.len() { f64::NAN } else { apart })
     }
 
@@ -266,10 +260,21 @@ impl<'a> Stretch<'a> {
             let mut rows = Rows::new();
             for (&(step, labelled), needed) in graphs.iter().zip(&needed) {
                 let arithmetic = self.in_step(step, arithmetic);
-                let (aside, bounds, rows) = (&aside, Some(&bounds), &mut rows);
+                let (aside, bounds, rows, mix) = (&aside, Some(&bounds), &mut rows, self.mix);
                 let lost = &lost_steps::before(steps, step)[..];
-                let mut disturbed =
-                    Disturbed { step, steps, labelled, lost, arithmetic, how, aside, bounds, open, rows };
+                let mut disturbed = Disturbed {
+                    step,
+                    steps,
+                    labelled,
+                    lost,
+                    arithmetic,
+                    mix,
+                    how,
+                    aside,
+                    bounds,
+                    open,
+                    rows,
+                };
                 let input = |id| labelled.input(steps, step, id);
                 machine.step_of(&labelled.program, &|id| needed[id], &input, &mut disturbed)?;
             }
@@ -283,7 +288,8 @@ impl<'a> Stretch<'a> {
         }
         let narrow = Some(arithmetic.cache).filter(|cache| *cache != arithmetic.narrow);
         let declares_cache = narrow.is_some() && steps.declared().map(|numerics| numerics.kv) == narrow;
-        let cache = name_of(arithmetic.packed).or(narrow.map(attentions::name_of_cache));
+        let named = name_of(arithmetic.packed).or(narrow.map(attentions::name_of_cache));
+        let named = named.or(self.mix.and_then(|mix| mix.name()));
         let unit = storage_types::unit(&arithmetic);
         let is_plain = unit <= UNIT_F32 && arithmetic.operands == Operands::Exact;
         let is_shown = self.shown.is_some_and(|shown| shown.allows(arithmetic.operands));
@@ -295,23 +301,10 @@ impl<'a> Stretch<'a> {
         let unit = if is_shown && !is_plain { unit.max(UNIT_F16) } else { unit };
         let of = |id: Checkpoint| {
             let found = Simulated::of(steps, id, &exact, &runs)?;
-            Some((id, Simulated { unit, cache, declares_cache, known, is_plain, ..found }))
+            Some((id, Simulated { unit, named, declares_cache, known, is_plain, ..found }))
         };
         Ok(open.iter().copied().filter_map(of).collect())
     }
-}
-
-/// Whether a producer says that it rounds to a type narrower than f32.
-fn declares_narrow(steps: &dyn Steps) -> bool {
-    let narrow = |numerics: Numerics| {
-        numerics.storage != Storage::F32 || matches!(numerics.products, Products::F16 | Products::Bf16)
-    };
-    steps.declared().is_some_and(narrow)
-}
-
-/// An arithmetic with keys and values in a cache of a type, unless its own is narrower than f32.
-fn with_cache(one: Arithmetic, cache: Storage) -> Arithmetic {
-    Arithmetic { cache: if one.cache == Storage::F32 { cache } else { one.cache }, ..one }
 }
 
 /// Goes on with what was recorded, and with disturbed values of what was not.
@@ -321,6 +314,8 @@ pub struct Disturbed<'a> {
     pub labelled: &'a Labelled,
     pub lost: &'a [std::ops::Range<u32>],
     pub arithmetic: Arithmetic,
+    /// Which nodes alone round the operands of their products.
+    pub mix: Option<&'a Mix>,
     pub how: Run,
     pub aside: &'a Aside,
     pub bounds: Option<&'a RefCell<Bounds>>,
@@ -375,20 +370,23 @@ impl Disturbed<'_> {
         let args = args.map_err(Clone::clone)?;
         let rule =
             node.rule.ok_or_else(|| Unknown::no_rule(args.name, &node.program.graph.get(node.id).op))?;
-        let mut narrowed = Narrowed::of(&rule.op, args, &self.arithmetic);
+        let kind = self.labelled.labels[node.id].map(|id| id.kind());
+        let rows = self.steps.positions(self.step).len();
+        let arithmetic = self.mix.map_or(self.arithmetic, |mix| mix.at(self.arithmetic, kind, rows));
+        let mut narrowed = Narrowed::of(&rule.op, args, &arithmetic);
         let seed = match self.how {
             Run::Disturbed(seed) if disturb => Some(seed),
             _ => None,
         };
-        self.aside.note((self.step, node.id), self.how, (&rule.op, args, &self.arithmetic), &mut narrowed);
+        self.aside.note((self.step, node.id), self.how, (&rule.op, args, &arithmetic), &mut narrowed);
         let key = |seed: u64, slot: usize, i: usize| {
             draw([seed, self.step as u64, node.id as u64, slot as u64, i as u64])
         };
         if let Some(seed) = seed {
-            narrowed.scatter(&rule.op, args, &self.arithmetic, |slot, i| key(seed, slot + 1, i));
+            narrowed.scatter(&rule.op, args, &arithmetic, |slot, i| key(seed, slot + 1, i));
             narrowed.disturb(&rule.op, args, self.arithmetic.narrow, |slot, i| key(seed, slot + 1, i));
         }
-        let arithmetic = attentions::of_product(&self.arithmetic, &rule.op, args);
+        let arithmetic = attentions::of_product(&arithmetic, &rule.op, args);
         let args = Args { arithmetic: &arithmetic, sources: narrowed.sources(args), ..*args };
         let mut values = compute::<f64>(rule, &args)?;
         let bound = match &rule.check {

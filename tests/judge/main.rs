@@ -19,6 +19,7 @@ mod half_cache;
 mod life;
 mod lost_steps;
 mod matrices;
+mod mixed;
 mod narrow_engines;
 mod order;
 mod precision;

@@ -1,0 +1,165 @@
+//! Nodes behind products that were not recorded, of an engine that rounds the operands of some products alone.
+//!
+//! All products of such a stretch rounded alike do not explain it, and bounds that allow for any of them would hide mistakes.
+//! So each kind of them is tried by itself: what brings the stretch nearer to what was recorded is rounded, what takes it further
+//! away is not. Roundings of different products do not add up (what is cut off lies on one side, and what a product rounds shows
+//! only once what it reads is right): to try each beside none of the others found a third of such engines. What all of them
+//! together leave must be a small share of what was left without, which no mistake looks like: hundreds of roundings would have
+//! to be those of its numbers by chance.
+
+use std::collections::HashSet;
+
+use indexmap::IndexSet;
+
+use super::super::attentions::attends;
+use super::super::best::{NEARER, Simulated};
+use super::super::needed::needed;
+use super::super::possible::{Mix, Rows};
+use super::super::simulate::SCATTERED;
+use super::{Assumed, Findings, Passes};
+use crate::arithmetic::{Arithmetic, Narrow, Weights};
+use crate::audit::Finding;
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::error::Result;
+use crate::numerics::Storage;
+use crate::ops::bound::{HEALTHY, unit_of};
+use crate::watch;
+
+/// What operands are rounded to, by what each of it tells from the others: kinds of rounding that agree but for halves, or the
+/// least numbers, show the same products.
+const ALIKE: [&[Narrow]; 3] =
+    [&[Narrow::Tf32, Narrow::Tf32Away, Narrow::F16], &[Narrow::Tf32Cut], &[Narrow::Bf16]];
+
+/// Nodes that no such mix explains, before the others are given up: a mistake in one is one in all layers as a rule.
+const UNEXPLAINED_MAX: usize = 2;
+
+impl Passes<'_> {
+    /// Takes nodes that are wrong, or that nothing explains which the engine shows, for what an engine of f32 computes whose products are such a mix, where nothing is declared.
+    pub(super) fn mixed(&self, assumed: &Assumed, findings: &mut Findings) -> Result<()> {
+        if assumed.kept != Storage::F32 || self.steps.declared().is_some() {
+            return Ok(());
+        }
+        let crosses = |finding: &Finding| {
+            let is_open = finding.is_wrong() || finding.is_healthy() && finding.is_of_unknown();
+            is_open && !finding.bridged.is_empty()
+        };
+        let order = findings.order.iter().copied();
+        let mut open: IndexSet<Checkpoint> =
+            order.filter(|id| findings.nodes.get(id).is_some_and(crosses)).collect();
+        let mut unexplained = 0;
+        while let Some(&first) = open.first().filter(|_| unexplained < UNEXPLAINED_MAX && !watch::is_over()) {
+            if let Some(mix) = self.mix_before(first)? {
+                self.take_mix(&mix, &mut open, findings)?;
+            }
+            unexplained += usize::from(open.shift_remove(&first));
+        }
+        Ok(())
+    }
+
+    /// Takes those of some nodes that a mix explains, of which the others stay: it leaves little of them, or of another of their
+    /// kind, as an engine computes nodes of one kind alike in all layers.
+    fn take_mix(&self, mix: &Mix, open: &mut IndexSet<Checkpoint>, findings: &mut Findings) -> Result<()> {
+        let stretch = self.known();
+        let plain = stretch.distances(Arithmetic::EXACT, open)?;
+        let explained = stretch.mixed(mix).explained(mix.arithmetic(), open)?;
+        let is_sharp = |(id, found): &(&Checkpoint, &Simulated)| {
+            plain.get(*id).is_some_and(|plain| NEARER * found.distance <= *plain)
+        };
+        let sharp = explained.iter().filter(is_sharp).filter(|(_, found)| found.over <= SCATTERED * HEALTHY);
+        let kinds: HashSet<Kind> = sharp.map(|(id, _)| id.kind()).collect();
+        for (id, found) in &explained {
+            let found = if is_sharp(&(id, found)) { found.widened(SCATTERED) } else { *found };
+            if found.over <= HEALTHY && (kinds.contains(&id.kind()) || mix.kinds.is_empty()) {
+                findings.at(*id).settle(found);
+                findings.at(*id).forget_names();
+                open.shift_remove(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// What an engine may have rounded before a node; `None` where no mix of roundings is much nearer to it than none.
+    fn mix_before(&self, id: Checkpoint) -> Result<Option<Mix>> {
+        let (stretch, only) = (self.known(), IndexSet::from([id]));
+        let apart = |mix: &Mix| stretch.mixed(mix).apart(mix.arithmetic(), &only);
+        let plain = stretch.explained(Arithmetic::EXACT, &only)?;
+        let Some(plain) = plain.get(&id) else { return Ok(None) };
+        if plain.over <= HEALTHY {
+            return Ok(Some(Mix::none()));
+        }
+        let classes = self.multiplying(id);
+        let has_attention = classes.iter().flatten().any(|kind| attends(*kind));
+        let weights =
+            if has_attention { &[Weights::Divided, Weights::Undivided][..] } else { &[Weights::Divided] };
+        // Each product moves what follows by about as much as its operands are rounded by.
+        let may_be = |alike: &&[Narrow]| plain.distance <= classes.len() as f64 * unit_of(alike[0]);
+        for alike in ALIKE.into_iter().filter(may_be) {
+            for &weights in weights {
+                let from = Mix { narrow: alike[0], weights, ..Mix::none() };
+                let kinds = nearest_kinds((&from, plain.distance), &classes, &apart)?;
+                let mut nearest = (plain.distance / NEARER, None);
+                let of_rows = |narrow: &Narrow| {
+                    ROWS.map(|rows| Mix { narrow: *narrow, kinds: kinds.clone(), weights, rows })
+                };
+                for mix in alike.iter().flat_map(of_rows).filter(|mix| !mix.kinds.is_empty()) {
+                    let apart = apart(&mix)?;
+                    if apart < nearest.0 {
+                        nearest = (apart, Some(mix));
+                    }
+                }
+                if nearest.1.is_some() {
+                    return Ok(nearest.1);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The kinds of products that were not recorded between a node and what was recorded before it, those of attention together.
+    fn multiplying(&self, id: Checkpoint) -> Vec<HashSet<Kind>> {
+        let (mut weights, mut attention) = (IndexSet::new(), HashSet::new());
+        let needed = needed(self.steps, self.graphs, &|known| known == id);
+        for ((_, labelled), needed) in self.graphs.iter().zip(needed) {
+            for (node, label) in labelled.nodes().filter(|(node, _)| needed[*node]) {
+                let kind = label.kind();
+                if labelled.multiplies_weight(node) {
+                    weights.insert(kind);
+                } else if attends(kind) {
+                    attention.insert(kind);
+                }
+            }
+        }
+        let of_weights = weights.into_iter().map(|kind| HashSet::from([kind]));
+        of_weights.chain(Some(attention).filter(|kinds| !kinds.is_empty())).collect()
+    }
+}
+
+/// The steps in which operands may be rounded.
+const ROWS: [Rows; 3] = [Rows::Any, Rows::Several, Rows::One];
+
+/// Which of some classes of products bring a node nearest to what was recorded where their operands are rounded, one class changed at a time as long as that helps: what a product reads shows its rounding only once what lies before it is right.
+/// From where the node is `plain`, relative, or from where all of them round, whichever is nearer.
+fn nearest_kinds(
+    (from, plain): (&Mix, f64),
+    classes: &[HashSet<Kind>],
+    apart: &dyn Fn(&Mix) -> Result<f64>,
+) -> Result<HashSet<Kind>> {
+    let mix = |kinds: HashSet<Kind>| Mix { kinds, ..from.clone() };
+    let all = mix(classes.iter().flatten().copied().collect());
+    let of_all = apart(&all)?;
+    let (mut least, mut kinds) = if of_all < plain { (of_all, all.kinds) } else { (plain, HashSet::new()) };
+    loop {
+        let mut nearest = None;
+        for class in classes {
+            let changed = mix(kinds.symmetric_difference(class).copied().collect());
+            let apart = apart(&changed)?;
+            if apart < least {
+                (least, nearest) = (apart, Some(changed.kinds));
+            }
+        }
+        match nearest {
+            Some(nearest) if !watch::is_over() => kinds = nearest,
+            _ => return Ok(kinds),
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Arithmetics that an engine may have, for what lies between two recorded nodes.
+
+use std::collections::HashSet;
+
+use indexmap::IndexSet;
+
+use super::Steps;
+use super::attentions::{self, ATTENTIONS, attends};
+use super::shown_products::Shown;
+use super::storage_types::{self, PRODUCTS};
+use crate::arithmetic::{Arithmetic, Flash, Narrow, Operands, Scaled, Weights};
+use crate::checkpoint::Kind;
+use crate::numerics::{Numerics, Products, Storage};
+
+/// The arithmetics that an engine may have which keeps its values in `kept`, the likeliest first; where products were recorded
+/// those alone that multiply as these were `shown` to.
+pub fn arithmetics(
+    steps: &dyn Steps,
+    (kept, shown): (Storage, Option<Shown>),
+    two_products: Option<Arithmetic>,
+) -> IndexSet<Arithmetic> {
+    let own = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
+    let candle = [storage_types::CANDLE, Arithmetic { narrow: kept, cache: kept, ..storage_types::CANDLE }];
+    let candle = candle.into_iter().filter(|_| steps.declared().is_none());
+    let llama = Some(Arithmetic::LLAMA_CPU).filter(|_| !storage_types::declares_plain(steps));
+    let tried = [Arithmetic::EXACT, own].into_iter().chain(llama).chain(two_products).chain(candle);
+    // llama.cpp's products show the rounding of their weights' type, f16 operands of F16 weights for one; what the operands of
+    // attention are rounded to, which meet no weight, is open then.
+    let beside_shown = |one: Arithmetic| match (shown.map(|shown| shown.operands), one.flash) {
+        (Some(Operands::VecDot), Flash::Rounded(..)) => Arithmetic { operands: Operands::VecDot, ..one },
+        _ => one,
+    };
+    let tried = tried.chain(attentions::with_operands(steps.declared()).into_iter().map(beside_shown));
+    // What an engine rarely has comes last.
+    let rare = [Narrow::Pair, Narrow::Tf32Away].map(storage_types::products);
+    let tried = tried.chain(rare.into_iter().filter(|_| steps.declared().is_none()));
+    let tried: Vec<Arithmetic> =
+        tried.filter(|one| shown.is_none_or(|shown| shown.allows(one.operands))).collect();
+    let with = |cache: Storage| tried.iter().map(move |one| with_cache(*one, cache)).collect::<Vec<_>>();
+    attentions::caches(steps).into_iter().flat_map(with).collect()
+}
+
+/// Whether a producer says that it rounds to a type narrower than f32.
+pub fn declares_narrow(steps: &dyn Steps) -> bool {
+    let narrow = |numerics: Numerics| {
+        numerics.storage != Storage::F32 || matches!(numerics.products, Products::F16 | Products::Bf16)
+    };
+    steps.declared().is_some_and(narrow)
+}
+
+/// An arithmetic with keys and values in a cache of a type, unless its own is narrower than f32.
+fn with_cache(one: Arithmetic, cache: Storage) -> Arithmetic {
+    Arithmetic { cache: if one.cache == Storage::F32 { cache } else { one.cache }, ..one }
+}
+
+/// The steps in which operands are rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    Any,
+    /// Steps of one row alone.
+    One,
+    /// All others.
+    Several,
+}
+
+/// Which products round their operands, and to what, of an engine that rounds those of some and not of others: by the kind of the
+/// node, as where a library has no such kernel for a shape, or by how many rows a step has, as where single rows meet a weight in
+/// another kernel.
+#[derive(Clone, Debug)]
+pub struct Mix {
+    /// What they are rounded to.
+    pub narrow: Narrow,
+    /// The kinds of the nodes that are such products, or attention.
+    pub kinds: HashSet<Kind>,
+    /// When attention rounds its weights.
+    pub weights: Weights,
+    /// The steps in which they do.
+    pub rows: Rows,
+}
+
+impl Mix {
+    /// Of an engine that rounds no operands.
+    pub fn none() -> Mix {
+        Mix { narrow: Narrow::Tf32, kinds: HashSet::new(), weights: Weights::Divided, rows: Rows::Any }
+    }
+
+    /// What is left of an arithmetic at a node of a kind, in a step of so many rows: it rounds operands, or does not.
+    pub fn at(&self, one: Arithmetic, kind: Option<Kind>, rows: usize) -> Arithmetic {
+        let is_such_step = match self.rows {
+            Rows::Any => true,
+            Rows::One => rows == 1,
+            Rows::Several => rows > 1,
+        };
+        if is_such_step && kind.is_some_and(|kind| self.kinds.contains(&kind)) {
+            return one;
+        }
+        let Arithmetic { operands, flash, .. } = Arithmetic::EXACT;
+        Arithmetic { operands, flash, ..one }
+    }
+
+    /// What these nodes are computed in.
+    pub fn arithmetic(&self) -> Arithmetic {
+        let products = storage_types::products(self.narrow);
+        if !self.kinds.iter().any(|kind| attends(*kind)) {
+            return products;
+        }
+        Arithmetic { flash: Flash::Rounded(self.narrow, self.weights, Scaled::Scores), ..products }
+    }
+
+    /// What that is called; `None` where nothing is rounded.
+    pub fn name(&self) -> Option<&'static str> {
+        let is_of_weights = self.kinds.iter().any(|kind| !attends(*kind));
+        let names = if is_of_weights { &PRODUCTS[..] } else { &ATTENTIONS[..] };
+        let named = names.iter().find(|(_, narrow)| *narrow == self.narrow);
+        named.map(|(name, _)| *name).filter(|_| !self.kinds.is_empty())
+    }
+}

@@ -1,0 +1,170 @@
+//! Engines that round the operands of some products alone: of some kinds, in some layers, or where many rows meet a weight at once.
+
+use std::path::Path;
+
+use parity::arithmetic::Arithmetic;
+use parity::checkpoint::{Checkpoint, Kind};
+use parity::ops::Args;
+use parity_dump::Element;
+
+use crate::precision::{product, tf32};
+use crate::support::edited::MODEL;
+use crate::support::graphs::foreign::Engine;
+use crate::support::program::{Audited, audit};
+
+/// What of a value of 32 bits is left where the bits that TF32 lacks are cut off.
+fn cut(x: f32) -> f32 {
+    f32::from_bits(x.to_bits() & !((1 << 13) - 1))
+}
+
+/// An engine of f32 that rounds the operands of some products, and what it is off by in one.
+struct Mixed<'a> {
+    rounds: fn(f32) -> f32,
+    /// Which products, in a step of so many rows.
+    is_rounded: &'a dyn Fn(Checkpoint, usize) -> bool,
+    evidence: fn(Kind) -> bool,
+    steps: &'a [usize],
+    /// A row of this node is off by this factor.
+    spoiled: (&'a str, f64),
+}
+
+impl Mixed<'_> {
+    fn audit(&self) -> Audited {
+        let computes = |id: Checkpoint, args: &Args<'_, f64>| -> Option<Vec<f64>> {
+            let rows = args.shape[2];
+            let is_spoiled = id.to_string() == self.spoiled.0;
+            let rounds = if (self.is_rounded)(id, rows) { self.rounds } else { |x| x };
+            if !is_product(id) || !is_spoiled && !(self.is_rounded)(id, rows) {
+                return None;
+            }
+            let mut values = product(args, rounds, |x| x);
+            if is_spoiled {
+                let width = args.shape[3];
+                values[(rows - 1) * width..].iter_mut().for_each(|value| *value *= self.spoiled.1);
+            }
+            Some(values)
+        };
+        let some = |id: Checkpoint| (self.evidence)(id.kind());
+        let engine = Engine {
+            kept: Element::F32,
+            computes: &computes,
+            some: &some,
+            arithmetic: Arithmetic::EXACT,
+            stores: |x| x,
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let dump = folder.path().join("dump");
+        engine.record_steps(Path::new(MODEL), self.steps, &dump);
+        audit(&dump, Path::new(MODEL), &["--allow-missing"])
+    }
+}
+
+fn is_product(id: Checkpoint) -> bool {
+    use Kind::{AttnOut, FfnGate, FfnOut, FfnUp, KProj, Logits, QProj, VProj};
+    matches!(id.kind(), QProj | KProj | VProj | AttnOut | FfnGate | FfnUp | FfnOut | Logits)
+}
+
+fn of_queries_keys_and_values(id: Checkpoint, _: usize) -> bool {
+    matches!(id.kind(), Kind::QProj | Kind::KProj | Kind::VProj)
+}
+
+fn of_feed_forward(id: Checkpoint, _: usize) -> bool {
+    matches!(id.kind(), Kind::FfnGate | Kind::FfnUp | Kind::FfnOut)
+}
+
+fn of_last_of_feed_forward(id: Checkpoint, _: usize) -> bool {
+    id.kind() == Kind::FfnOut
+}
+
+fn of_one_layer(id: Checkpoint, _: usize) -> bool {
+    id.to_string().starts_with("blk.2.")
+}
+
+fn of_prompts(_: Checkpoint, rows: usize) -> bool {
+    rows > 1
+}
+
+/// What modules give, products with their biases added.
+fn of_modules(kind: Kind) -> bool {
+    use Kind::{
+        AttnNorm, AttnOut, Embed, FfnGate, FfnNorm, FfnOut, FfnUp, FinalNorm, K, LayerOut, Logits, Q, V,
+    };
+    let within = matches!(kind, Q | K | V | AttnOut | FfnGate | FfnUp | FfnOut);
+    within || matches!(kind, Embed | AttnNorm | FfnNorm | LayerOut | FinalNorm | Logits)
+}
+
+/// Hidden states, and what the last product reads and gives.
+fn of_layers(kind: Kind) -> bool {
+    matches!(kind, Kind::Embed | Kind::LayerOut | Kind::FinalNorm | Kind::Logits)
+}
+
+/// What is recorded of attention and of layers, nothing within feed-forward blocks.
+fn without_feed_forward(kind: Kind) -> bool {
+    use Kind::{AttnCtx, AttnNorm, AttnOut, Embed, K, KRope, LayerOut, Logits, Q, QRope, V};
+    matches!(kind, Embed | AttnNorm | Q | K | V | QRope | KRope | AttnCtx | AttnOut | LayerOut | Logits)
+}
+
+#[test]
+fn products_of_some_kinds_alone_may_round_their_operands() {
+    let (prompt, later): (&[usize], &[usize]) = (&[20], &[13, 1, 1]);
+    let healthy = Mixed {
+        rounds: tf32,
+        is_rounded: &of_queries_keys_and_values,
+        evidence: of_modules,
+        steps: prompt,
+        spoiled: ("", 1.0),
+    };
+    let cases = [
+        ("products before biases", Mixed { ..healthy }),
+        ("of one layer", Mixed { is_rounded: &of_one_layer, rounds: cut, ..healthy }),
+        ("cut, of decode steps too", Mixed { rounds: cut, steps: later, ..healthy }),
+        ("of prompts alone", Mixed { is_rounded: &of_prompts, steps: later, ..healthy }),
+        ("three in a row", Mixed { is_rounded: &of_feed_forward, evidence: without_feed_forward, ..healthy }),
+        (
+            "the last of three",
+            Mixed {
+                is_rounded: &of_last_of_feed_forward,
+                evidence: without_feed_forward,
+                rounds: cut,
+                ..healthy
+            },
+        ),
+        ("layers alone", Mixed { is_rounded: &of_feed_forward, evidence: of_layers, ..healthy }),
+    ];
+    for (name, mixed) in cases {
+        let audited = mixed.audit();
+        assert_eq!(audited.code, 0, "{name}: {} at {}", audited.report["reason"], audited.first);
+        let notes = audited.report["notes"].to_string();
+        assert!(notes.contains("matmuls with TF32 operands"), "{name}: {notes}");
+    }
+}
+
+#[test]
+fn a_mistake_beside_such_roundings_is_found() {
+    let healthy = Mixed {
+        rounds: tf32,
+        is_rounded: &of_feed_forward,
+        evidence: without_feed_forward,
+        steps: &[20],
+        spoiled: ("", 1.0),
+    };
+    let cases = [
+        ("blk.1.layer_out", Mixed { spoiled: ("blk.1.ffn_out", 1.002), ..healthy }),
+        ("blk.2.layer_out", Mixed { spoiled: ("blk.2.ffn_up", 1.002), ..healthy }),
+        (
+            "blk.1.v",
+            Mixed {
+                is_rounded: &of_queries_keys_and_values,
+                evidence: of_modules,
+                spoiled: ("blk.1.v_proj", 1.0002),
+                ..healthy
+            },
+        ),
+        ("blk.2.layer_out", Mixed { evidence: of_layers, spoiled: ("blk.2.ffn_out", 1.05), ..healthy }),
+    ];
+    for (wanted, mixed) in cases {
+        let audited = mixed.audit();
+        let found = (audited.code, &audited.first[..]);
+        assert_eq!(found, (1, wanted), "{:?}: {}", mixed.spoiled, audited.report["reason"]);
+    }
+}
