@@ -11,6 +11,7 @@ use crate::precision::{product, tf32};
 use crate::support::edited::MODEL;
 use crate::support::graphs::foreign::Engine;
 use crate::support::program::{Audited, audit};
+use crate::support::samples::sample;
 
 /// What of a value of 32 bits is left where the bits that TF32 lacks are cut off.
 fn cut(x: f32) -> f32 {
@@ -131,7 +132,7 @@ fn products_of_some_kinds_alone_may_round_their_operands() {
         ),
         ("layers alone", Mixed { is_rounded: &of_feed_forward, evidence: of_layers, ..healthy }),
     ];
-    for (name, mixed) in cases {
+    for (name, mixed) in sample("mixes", 3, cases) {
         let audited = mixed.audit();
         assert_eq!(audited.code, 0, "{name}: {} at {}", audited.report["reason"], audited.first);
         let notes = audited.report["notes"].to_string();
@@ -162,7 +163,7 @@ fn a_mistake_beside_such_roundings_is_found() {
         ),
         ("blk.2.layer_out", Mixed { evidence: of_layers, spoiled: ("blk.2.ffn_out", 1.05), ..healthy }),
     ];
-    for (wanted, mixed) in cases {
+    for (wanted, mixed) in sample("mistakes beside mixes", 2, cases) {
         let audited = mixed.audit();
         let found = (audited.code, &audited.first[..]);
         assert_eq!(found, (1, wanted), "{:?}: {}", mixed.spoiled, audited.report["reason"]);
