@@ -80,7 +80,7 @@ pub use coarseness::{coarseness, coarsest};
 pub use cut_out::with_cut_out;
 use devices::Devices;
 pub use exact::{Exact, exact};
-pub use finding::{Finding, MISTAKES_SHOW, NearTie, NodeAudit, SHARP};
+pub use finding::{Finding, MISTAKES_SHOW, NearTie, NodeAudit, OF_EIGHT_BITS, SHARP};
 pub use findings::Findings;
 pub use graphs::{Fed, Graphs, Judged};
 pub use labelled::{Labelled, Reads, reads};

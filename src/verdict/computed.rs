@@ -8,9 +8,10 @@ use parity_graph::known::is_weight;
 use crate::arithmetic::backend::{Backend, untested};
 use crate::arithmetic::{CACHES, Narrow, Storing};
 use crate::audit::{
-    ATTENTIONS, Findings, IN_ROWS, LLAMA_ATTENTION, Labelled, PRODUCTS, coarsest, is_as_f16, name_of_cache,
+    ATTENTIONS, Finding, Findings, IN_ROWS, LLAMA_ATTENTION, Labelled, NodeAudit, OF_EIGHT_BITS, PRODUCTS,
+    coarsest, is_as_f16, name_of_cache,
 };
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Kind};
 use crate::engine::op_by_op::dtype;
 use crate::gguf::Loaded;
 use crate::numerics::{Numerics, Storage};
@@ -39,6 +40,7 @@ pub fn notes(
         sentence(side, graphs, findings),
         coarser(side, graphs, findings),
         other_cache(side, findings, declared),
+        later_cache(side, findings, declared),
         narrow_weights(side, findings),
         storing(side, findings),
     ];
@@ -111,6 +113,32 @@ fn other_cache(side: &str, findings: &Findings, declared: Option<Numerics>) -> O
         Some(numerics) => format!("though it declares {}", name_of_cache(numerics.kv)),
     };
     Some(format!("{side} was taken to cache {}, {said}: nothing else explains them", found.join("; ")))
+}
+
+/// Of attention that is off by little from the same row on, in most layers, and has no name: that a cache of eight bits, read once
+/// the prompt is computed, would look so, and how it is declared. A mistake of decode steps looks so as well.
+fn later_cache(side: &str, findings: &Findings, declared: Option<Numerics>) -> Option<String> {
+    if declared.is_some_and(|numerics| numerics.eight_bits.is_some()) {
+        return None;
+    }
+    let is_attention =
+        |(id, found): &(&Checkpoint, &Finding)| id.kind() == Kind::AttnCtx && found.bridged.is_empty();
+    let all = findings.nodes.iter().filter(is_attention).filter(|(_, found)| found.judged > 0);
+    let (healthy, wrong): (Vec<_>, Vec<_>) =
+        all.map(|(_, found)| found).partition(|found| found.is_healthy());
+    let audits: Vec<NodeAudit> = wrong.iter().filter_map(|found| found.audit()).collect();
+    let first = *audits.first()?.rows_beyond.first().filter(|first| **first > 0)?;
+    let is_so =
+        |audit: &NodeAudit| audit.rows_beyond.first() == Some(&first) && audit.local.rel_l2 <= OF_EIGHT_BITS;
+    let is_named = wrong.iter().any(|found| !found.diagnosis().0.is_empty());
+    if is_named || audits.len() < healthy.len() || !audits.iter().all(is_so) {
+        return None;
+    }
+    Some(format!(
+        "attention of {side} is off by little from position {first} on: if keys and values are kept in 8 bits once the prompt is \
+         computed, declare it (--numerics \"{} kv=int8\", or kv=fp8), and it is judged so",
+        declared.map_or_else(|| "f32".to_owned(), |numerics| numerics.to_string())
+    ))
 }
 
 /// The first of some nodes, by name.

@@ -277,7 +277,8 @@ fn a_prompt_may_be_computed_before_its_keys_are_kept_in_eight_bits() {
     }
 }
 
-/// The same of a form that is not followed, where the engine declares that it keeps eight bits.
+/// The same of a form that is not followed, where the engine declares that it keeps eight bits. Where it declares nothing, what is
+/// off in decode steps alone is a mistake more often than a cache: the answer says how a cache is declared.
 #[test]
 fn a_declared_cache_of_another_form_after_such_a_prompt_is_undecided() {
     let computes = |id: Checkpoint, args: &Args<'_, f64>| {
@@ -288,6 +289,14 @@ fn a_declared_cache_of_another_form_after_such_a_prompt_is_undecided() {
     let audited = judged_in(&[13, 1, 1], &engine, &["--numerics", "f32 kv=int8"]);
     let reason = audited.report["reason"].as_str().unwrap_or_default();
     assert!(audited.code == 2 && reason.contains("a cache of 8 bits"), "exit {}: {reason}", audited.code);
+    let audited = judged_in(&[13, 1, 1], &engine, &[]);
+    let notes = audited.report["notes"].to_string();
+    let is_said = notes.contains("from position 13 on") && notes.contains("kv=int8");
+    assert!(
+        audited.code == 1 && audited.first == "blk.0.attn_ctx" && is_said,
+        "exit {}: {notes}",
+        audited.code
+    );
 }
 
 /// One head that is off in all layers is no cache: an engine keeps all its heads alike.

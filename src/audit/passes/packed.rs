@@ -11,7 +11,7 @@ use parity_graph::{Op, fault};
 
 use super::super::best::Simulated;
 use super::super::factor_of_scores::DEVIATIONS;
-use super::super::finding::MISTAKES_SHOW;
+use super::super::finding::{MISTAKES_SHOW, OF_EIGHT_BITS};
 use super::super::{coarseness, exact, name_of_cache};
 use super::{Assumed, DIAGNOSED_MAX, Findings, Labelled, Passes, unlike};
 use crate::arithmetic::{Arithmetic, CACHES, Cached, Packed, both, bounded_by};
@@ -34,12 +34,8 @@ const NEEDS_OF_FOUR: &str = "keys and values as its cache holds them: values rep
 const NEEDS_SCALE: &str = "keys and values as its cache holds them: numbers of f16 or bf16 at a scale that was not recorded would \
                            explain it, and hide mistakes of that size";
 
-/// How much of a node such a cache is off by at most: half of that of most mistakes, three times (of fp8 with two bits of
-/// mantissa 0.13 was measured).
-pub(super) const MOST: f64 = 3.0 * MISTAKES_SHOW;
-
-/// The same of four bits, whose numbers show (0.3 was measured).
-pub(super) const MOST_OF_FOUR: f64 = 10.0 * MISTAKES_SHOW;
+/// How much of a node a cache of four bits, whose numbers show, is off by at most (0.3 was measured).
+pub(super) const OF_FOUR_BITS: f64 = 10.0 * MISTAKES_SHOW;
 
 /// Share of a head's values that are unlike each other, at most, where they are numbers of four bits: of sixteen numbers at random
 /// sixteen values show ten.
@@ -149,8 +145,8 @@ impl Passes<'_> {
         let is_open = assumed.packed.is_none() && is_everywhere;
         if is_open && !self.named_over(assumed, findings, &wrong)? {
             let bits = match self.is_of_four_bits(&wrong) {
-                true => (Packed::Four, MOST_OF_FOUR, NEEDS_OF_FOUR),
-                false => (Packed::Eight, MOST, NEEDS),
+                true => (Packed::Four, OF_FOUR_BITS, NEEDS_OF_FOUR),
+                false => (Packed::Eight, OF_EIGHT_BITS, NEEDS),
             };
             self.doubt_bits(assumed, findings, &wrong, bits)?;
         }
@@ -196,7 +192,7 @@ impl Passes<'_> {
         findings: &mut Findings,
         wrong: &[Checkpoint],
     ) -> Result<bool> {
-        if !wrong.first().is_some_and(|id| is_faint(&findings.nodes[id], MOST)) {
+        if !wrong.first().is_some_and(|id| is_faint(&findings.nodes[id], OF_EIGHT_BITS)) {
             return Ok(false);
         }
         let first = wrong[0];

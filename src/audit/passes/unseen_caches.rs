@@ -10,10 +10,10 @@ use super::super::attentions::attends;
 use super::super::best::{Simulated, scouts};
 use super::super::shown_products::Shown;
 use super::super::simulate::Stretch;
-use super::packed::{MOST, MOST_OF_FOUR};
+use super::packed::OF_FOUR_BITS;
 use super::{DIAGNOSED_MAX, Findings, Passes};
 use crate::arithmetic::{Arithmetic, CACHES, Cached, Packed, both, bounded_by};
-use crate::audit::Finding;
+use crate::audit::{Finding, OF_EIGHT_BITS};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
 use crate::numerics::Storage;
@@ -98,7 +98,7 @@ impl Passes<'_> {
         if !(off >= 1.0 && is_of_values) {
             return Ok(false);
         }
-        for (bits, most) in [(Packed::Eight, MOST), (Packed::Four, MOST_OF_FOUR)] {
+        for (bits, most) in [(Packed::Eight, OF_EIGHT_BITS), (Packed::Four, OF_FOUR_BITS)] {
             let is_little = |(_, found): &(Checkpoint, Simulated)| found.distance <= most;
             let explained = explain(&stretch, Arithmetic { packed: both(bits), ..own }, all)?;
             if explained.is_some_and(|all| all.iter().all(is_little)) {
