@@ -67,20 +67,23 @@ fn judged(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf, how: &H
         let of = |_, id| hidden.contains(&id).then_some(None);
         passes::bounded(&Instead { steps, of: &of, chosen: &chosen }, graphs, gguf, &how)
     };
-    let as_recorded = without(HashSet::new())?;
     let mut past = without(readers.iter().flat_map(wrong_inputs).collect())?;
+    let explained = |found: &Finding| found.judged > 0 && found.is_healthy();
+    // What rounding of its inputs explains so widely that it would explain a mistake too says nothing against them: such
+    // a reader was accused for the sums of f16 of 4864 terms that it read.
+    let settled = |found: &Finding| explained(found) && !found.is_blind();
+    let is_open = readers.iter().filter_map(|reader| past.nodes.get(reader)).any(|found| !settled(found));
+    // How near readers are as they were recorded is asked of those alone that are not settled without that.
+    let as_recorded = if is_open { without(HashSet::new())? } else { Findings::default() };
     for reader in &readers {
         let Some(found) = past.nodes.swap_remove(reader) else { continue };
         let far = |finding: &Finding| finding.audit().map(|audit| audit.local.rel_l2);
         let recorded = as_recorded.nodes.get(reader).and_then(far);
         let nearer = recorded.zip(far(&found)).is_some_and(|(recorded, past)| NEARER * past < recorded);
-        let explained = found.judged > 0 && found.is_healthy();
-        if !(explained || nearer) {
+        if !(explained(&found) || nearer) {
             continue;
         }
-        // What rounding of its inputs explains so widely that it would explain a mistake too says nothing against them: such
-        // a reader was accused for the sums of f16 of 4864 terms that it read.
-        let settled = explained && !found.is_blind();
+        let settled = settled(&found);
         for input in wrong_inputs(reader).into_iter().filter(|_| settled || nearer) {
             findings.at(input).contradicted_by.get_or_insert(*reader);
         }

@@ -132,7 +132,7 @@ impl Arrangement {
             let behind = (leading..self.shape.iter().product()).map(beyond);
             return recorded.iter().copied().map(f64::from).chain(behind).collect();
         }
-        if self.strides == contiguous(self.shape) && self.recorded == self.shape {
+        if self.is_in_order() {
             return recorded.iter().copied().map(f64::from).collect();
         }
         let mut out = Vec::with_capacity(self.shape.iter().product());
@@ -147,6 +147,9 @@ impl Arrangement {
         if let Some(leading) = self.leading {
             return values[..leading].to_vec();
         }
+        if self.is_in_order() {
+            return values.to_vec();
+        }
         let whole = || self.recorded.iter().product();
         let elements = if self.matrix { self.recorded[1] * self.strides[1] } else { whole() };
         let mut out = vec![S::default(); elements];
@@ -156,6 +159,13 @@ impl Arrangement {
             }
         });
         out
+    }
+
+    /// Whether all elements of the node were recorded, one behind the other as it has them.
+    fn is_in_order(&self) -> bool {
+        let strides = self.strides.iter().zip(contiguous(self.shape)).zip(self.shape);
+        // The stride of an axis of one element is never taken.
+        self.recorded == self.shape && strides.into_iter().all(|((own, stride), n)| n == 1 || *own == stride)
     }
 
     /// Every element of the node: where it was recorded, and its number.
@@ -200,7 +210,7 @@ impl Arrangement {
     /// Position of the token that an element of the node belongs to; where it belongs to none, the step's last.
     pub fn position(&self, element: usize) -> u32 {
         let row = match self.axis {
-            Some(axis) => self.coordinates(element)[axis],
+            Some(axis) => self.coordinate(element, axis),
             None if self.has_streams() => {
                 let [stream, _, row, _] = self.coordinates(element);
                 stream * self.shape[2] + row
@@ -246,8 +256,11 @@ impl Arrangement {
     }
 
     fn coordinates(&self, element: usize) -> [usize; 4] {
-        let strides = contiguous(self.shape);
-        std::array::from_fn(|axis| element / strides[axis].max(1) % self.shape[axis].max(1))
+        std::array::from_fn(|axis| self.coordinate(element, axis))
+    }
+
+    fn coordinate(&self, element: usize, axis: usize) -> usize {
+        element / contiguous(self.shape)[axis].max(1) % self.shape[axis].max(1)
     }
 }
 

@@ -35,8 +35,8 @@ pub fn diagnose(suspect: &Suspect<'_>) -> Names {
 
 /// A mistake, and what it accounts for.
 pub(super) struct Attempt {
-    fault: Fault,
-    explains: f64,
+    pub(super) fault: Fault,
+    pub(super) explains: f64,
 }
 
 impl<'s, 'a> Trial<'s, 'a> {
@@ -51,7 +51,7 @@ impl<'s, 'a> Trial<'s, 'a> {
         let within = |change: &Change, limit: f64| within(sample.as_ref(), change, limit);
         let source = |slot: usize| self.source(slot);
         let evidence = self.evidence(&self.base, &source, &within);
-        let mut found = self.singles(&evidence, sample.as_ref(), &mut tried, false);
+        let mut found = self.singles(&evidence, sample.as_ref(), &mut tried, &|entry| !entry.rounds);
         if let Some(found) = self.nearer_before(&found) {
             return Names { found, out_of_sight: true, ..Names::default() };
         }
@@ -61,7 +61,7 @@ impl<'s, 'a> Trial<'s, 'a> {
             found = rolled_back::found(self.suspect).map_or_else(guessed, |named| vec![named]);
         }
         if found.is_empty() {
-            found = self.over_caches();
+            found = self.over_caches(&tried);
         }
         let rows = self.rows(&evidence);
         if found.is_empty() {
@@ -69,10 +69,11 @@ impl<'s, 'a> Trial<'s, 'a> {
             found = seen.into_iter().map(|(name, text)| in_itself(name, text)).collect();
         }
         if found.is_empty() {
-            found = precision::coarser(self.suspect);
+            found = precision::coarser(self.suspect, sample.as_ref());
         }
         if found.is_empty() {
-            found = self.singles(&evidence, sample.as_ref(), &mut tried, true);
+            // How far a rounding brings a node tells nothing before what it is computed in is known.
+            found = self.singles(&evidence, None, &mut tried, &|entry| entry.rounds);
         }
         if found.is_empty() {
             found = self.refitted(sample.as_ref(), &tried);
@@ -149,14 +150,14 @@ impl<'s, 'a> Trial<'s, 'a> {
         Some(Rows { suspect: self.suspect, evidence, row, head })
     }
 
-    /// Every mistake of the catalogue, of those that are `coarser` arithmetic or of the others. One that can happen to any
-    /// value is looked for where no other explains the node.
+    /// Every mistake of the catalogue that is `asked` for. One that can happen to any value is looked for where no other explains
+    /// the node.
     pub(super) fn singles(
         &self,
         evidence: &Evidence<'_>,
         sample: Option<&Sample<'_, '_>>,
         tried: &mut Vec<Attempt>,
-        coarser: bool,
+        asked: &dyn Fn(&Entry) -> bool,
     ) -> Vec<Named> {
         let id = self.suspect.node.id;
         let mut found: Vec<Named> = Vec::new();
@@ -164,9 +165,7 @@ impl<'s, 'a> Trial<'s, 'a> {
             if !found.is_empty() {
                 break;
             }
-            let wanted = |entry: &&Entry| is_general(entry) == general && entry.rounds == coarser;
-            // How far a rounding brings a node tells nothing before what it is computed in is known.
-            let sample = sample.filter(|_| !coarser);
+            let wanted = |entry: &&Entry| is_general(entry) == general && asked(entry);
             for entry in fault::entries().filter(wanted) {
                 watch::at(|| self.suspect.asked(entry.name), || None);
                 let known = self.known(entry).chain(entry.all_at(&self.scene, id)).collect();
@@ -299,17 +298,28 @@ impl<'s, 'a> Trial<'s, 'a> {
         for entry in fault::entries().filter(wanted) {
             let known = if is_nearest { entry.all_at(&self.scene, id) } else { Vec::new() };
             let seconds = known.into_iter().chain(entry.guessed(&self.scene, id, &evidence));
-            if let Some(named) = seconds.into_iter().find_map(|second| self.both(first, &second, sample)) {
+            let before = Some(&base).filter(|_| is_nearest);
+            let both = |second: Fault| self.both((first, before), &second, sample);
+            if let Some(named) = seconds.into_iter().find_map(both) {
                 return Some(named);
             }
         }
         None
     }
 
-    fn both(&self, first: &Fault, second: &Fault, sample: Option<&Sample<'_, '_>>) -> Option<Named> {
+    /// Two mistakes, and what the node comes to with the first in what it was most likely computed in, where that is known.
+    fn both(
+        &self,
+        (first, before): (&Fault, Option<&Base>),
+        second: &Fault,
+        sample: Option<&Sample<'_, '_>>,
+    ) -> Option<Named> {
         let [a, b] = [first, second].map(|fault| fault.rewrite.change.clone());
         let change = Change::All(vec![a, b]);
         if self.share(&change, sample).is_some_and(|share| share < PROMISING) {
+            return None;
+        }
+        if before.is_some_and(|before| self.is_far_behind(before, &second.rewrite.change)) {
             return None;
         }
         // Of huge values bounds are huge too: they explain what two mistakes do not come near.

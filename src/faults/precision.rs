@@ -6,6 +6,7 @@
 
 use parity_graph::{Id, Op};
 
+use super::sample::Sample;
 use crate::arithmetic::{Angles, Arithmetic, Flash, HalfSums, Narrow, Operands, Scaled, Softmax, Weights};
 use crate::audit::products;
 use crate::audit::{Named, Suspect};
@@ -36,9 +37,9 @@ const OPERANDS: [(&str, Narrow); 5] = [
 ];
 
 /// The roundings that explain a node's output, the likeliest first.
-pub fn coarser(suspect: &Suspect<'_>) -> Vec<Named> {
+pub fn coarser(suspect: &Suspect<'_>, sample: Option<&Sample<'_, '_>>) -> Vec<Named> {
     let mut found: Vec<Named> = Vec::new();
-    for (name, values) in attempts(suspect) {
+    for (name, values) in attempts(suspect, sample) {
         let Some(named) = named(suspect, &name, &values) else { continue };
         // Several orders of one kind of rounding: what leaves least.
         match found.iter_mut().find(|known| known.diagnosis.fault == named.diagnosis.fault) {
@@ -68,11 +69,15 @@ fn named(suspect: &Suspect<'_>, name: &str, values: &[f64]) -> Option<Named> {
     })
 }
 
-/// What the node comes to in every coarser arithmetic.
-fn attempts(suspect: &Suspect<'_>) -> Vec<(String, Vec<f64>)> {
+/// What the node comes to in every coarser arithmetic that does not leave too much in a sample of it.
+fn attempts(suspect: &Suspect<'_>, sample: Option<&Sample<'_, '_>>) -> Vec<(String, Vec<f64>)> {
     let args = suspect.args;
     let Some(rule) = suspect.node.rule else { return Vec::new() };
+    let most = (1.0 - EXPLAINS_MIN) * suspect.held.squares[0];
     let under = |arithmetic: &Arithmetic| {
+        if sample.is_some_and(|sample| sample.is_hopeless_in(arithmetic, most)) {
+            return None;
+        }
         compute::<f64>(rule, &Args { arithmetic, sources: args.sources.clone(), ..*args }).ok()
     };
     let weight = args.get(0).is_some_and(|source| matches!(source.data, Data::Weight(_)));

@@ -1,5 +1,7 @@
 //! A node computed with a mistake: injected into a machine, or tried on a node whose recorded output is wrong.
 
+mod scores;
+
 use parity_graph::edit::unwritten;
 use parity_graph::rewrite::{Change, Edit, Misreading, Scores};
 use parity_graph::{Id, Op, Params};
@@ -7,9 +9,9 @@ use parity_graph::{Id, Op, Params};
 use super::others::{Other, Others};
 use crate::engine::op_by_op::{Number, Product, Unknown, Value, compute};
 use crate::gguf::{DType, TensorInfo, TensorRef, misread};
+use crate::ops::flash::{self, KeyProducts};
 use crate::ops::source::Data;
 use crate::ops::{Args, Check, Rule, Source, Strided, rule};
-use crate::scalar::Scalar;
 
 /// A source as a mistake makes it.
 enum Made<'a, S> {
@@ -33,6 +35,8 @@ pub struct Rewritten<'a, S> {
     /// The slot that they are of.
     slot: Option<usize>,
     scores: Option<Scores>,
+    /// Products of its queries and keys that are known.
+    products: Option<&'a KeyProducts>,
     /// What happens to its result, in order.
     after: Vec<After<'a, S>>,
     /// Without a mistake, and the columns of rows of so many elements that have one.
@@ -146,6 +150,7 @@ pub fn rewrite<'a, S: Number>(
         passed: None,
         slot: None,
         scores: None,
+        products: None,
         after: Vec::new(),
         part: None,
     };
@@ -274,6 +279,11 @@ impl<'a, S: Number> Rewritten<'a, S> {
         Some(())
     }
 
+    /// The same, an attention whose products of queries and keys are known where it has those.
+    pub fn knowing(self, products: Option<&'a KeyProducts>) -> Self {
+        Rewritten { products, ..self }
+    }
+
     /// Whether nothing is changed but what the node is told and reads: it can be judged by its rule then.
     pub fn is_by_rule(&self) -> bool {
         self.is_by_rule_before() && self.after.is_empty()
@@ -328,7 +338,11 @@ impl<'a, S: Number> Rewritten<'a, S> {
 
     fn by_rule(&self, like: &Args<'_, S>) -> Result<Vec<S>, Unknown> {
         let rule = rule(&self.op).ok_or_else(|| Unknown::no_rule(like.name, &self.op))?;
-        compute(rule, &self.args(like))
+        let args = self.args(like);
+        match self.products {
+            None => compute(rule, &args),
+            known => flash::with_products(&args, known).map_err(|error| Unknown::new(error.to_string())),
+        }
     }
 
     /// What becomes of the values of the node itself.
@@ -351,82 +365,6 @@ impl<'a, S: Number> Rewritten<'a, S> {
             false => Err(Unknown::new(format!("{} elements of {}", like.elements(), like.name))),
         }
     }
-
-    /// Attention, or its softmax, with scores that something happens to.
-    fn of_scores(&self, like: &Args<'_, S>, scores: Scores) -> Result<Vec<S>, Unknown> {
-        let args = self.args(like);
-        let slots = |slot: usize| {
-            args.get(slot).ok_or_else(|| Unknown::new(format!("source {slot} of {}", like.name)))
-        };
-        let flash = self.op == Op::FlashAttn;
-        let (mask, scale) = (slots(if flash { 3 } else { 1 })?, S::from_f64(f64::from(self.params.float(0))));
-        let weigh = |row: &mut Vec<S>, mask: &[S]| {
-            for (score, mask) in row.iter_mut().zip(mask) {
-                *score =
-                    if mask.to_f64().is_finite() { limited(*score * scale, scores) } else { hidden(scores) };
-            }
-            if scores != Scores::NoSoftmax {
-                softmax(row);
-            }
-        };
-        let mut out = Vec::with_capacity(like.elements());
-        if !flash {
-            let x = slots(0)?;
-            let [n, heads, rows, _] = x.shape();
-            for (b, h, t) in
-                (0..n).flat_map(|b| (0..heads).flat_map(move |h| (0..rows).map(move |t| (b, h, t))))
-            {
-                let mut row = x.row([b, h, t]).into_owned();
-                weigh(&mut row, &mask.row([0, 0, t]));
-                out.extend(row);
-            }
-            return Ok(out);
-        }
-        let (q, k, v) = (slots(0)?, slots(1)?, slots(2)?);
-        let ([_, heads, rows, _], [_, kv, places, _]) = (q.shape(), k.shape());
-        let group = (heads / kv.max(1)).max(1);
-        for t in 0..rows {
-            let mask = mask.row([0, 0, t]);
-            for h in 0..heads {
-                let query = q.row([0, h, t]);
-                let dot = |c: usize| {
-                    let key = k.row([0, h / group, c]);
-                    query.iter().zip(key.iter()).fold(S::ZERO, |sum, (a, b)| sum + *a * *b)
-                };
-                let mut row: Vec<S> = (0..places).map(dot).collect();
-                weigh(&mut row, &mask);
-                let mut sum = vec![S::ZERO; v.shape()[3]];
-                for (c, weight) in row.iter().enumerate().filter(|(_, weight)| weight.to_f64() != 0.0) {
-                    let value = v.row([0, h / group, c]);
-                    sum.iter_mut().zip(value.iter()).for_each(|(sum, value)| *sum += *weight * *value);
-                }
-                out.extend(sum);
-            }
-        }
-        Ok(out)
-    }
-}
-
-fn limited<S: Scalar>(score: S, scores: Scores) -> S {
-    match scores {
-        Scores::NoSoftmax => score,
-        Scores::Clamp(limit) => S::from_f64(score.to_f64().clamp(-f64::from(limit), f64::from(limit))),
-    }
-}
-
-/// A score that is not seen: no weight, or none behind the softmax.
-fn hidden<S: Scalar>(scores: Scores) -> S {
-    match scores {
-        Scores::NoSoftmax => S::ZERO,
-        Scores::Clamp(_) => S::from_f64(f64::NEG_INFINITY),
-    }
-}
-
-fn softmax<S: Scalar>(row: &mut [S]) {
-    let largest = row.iter().map(|score| score.to_f64()).fold(f64::NEG_INFINITY, f64::max);
-    let weights: Vec<f64> = row.iter().map(|score| (score.to_f64() - largest).exp()).collect();
-    let sum: f64 = weights.iter().sum();
-    row.iter_mut().zip(weights).for_each(|(score, weight)| *score = S::from_f64(weight / sum));
 }
 
 fn made<'b, S: Number>(made: &'b Made<'_, S>) -> Source<'b, S> {

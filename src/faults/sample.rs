@@ -1,18 +1,25 @@
 //! A wrong node at a few of its rows and columns: how much of its error does a mistake account for there? What costs a
 //! pass over a weight, or all of attention, is computed in full only where that is promising.
 
+mod changes;
+mod part;
+
 use std::cell::{OnceCell, RefCell};
 use std::collections::VecDeque;
 
 use parity_graph::rewrite::{Change, Edit, Misreading};
 use parity_graph::{Id, Op};
 
+use self::changes::{is_of_scores, is_within_rows, place_of, rows_turned, touches};
+use self::part::{Part, part, source};
 use super::others::{Other, other};
 use super::rewritten::rewrite;
 use super::trial::WEIGHT_MAX;
+use crate::arithmetic::Arithmetic;
 use crate::audit::Suspect;
 use crate::engine::op_by_op::compute;
 use crate::gguf::{DType, TensorRef, misread};
+use crate::ops::flash::KeyProducts;
 use crate::ops::source::Data;
 use crate::ops::{Args, Source, Strided};
 
@@ -22,15 +29,6 @@ const ROWS: usize = 4;
 const COLUMNS: usize = 48;
 /// Elements up to which a node is looked at as a whole where it cannot be cut.
 const WHOLE_MAX: usize = 1 << 20;
-
-/// A source cut to what the sample needs of it.
-struct Part {
-    dtype: DType,
-    values: Vec<f64>,
-    shape: [usize; 4],
-    /// The axis along which it was cut to the rows of the sample.
-    rows_along: Option<usize>,
-}
 
 /// See the module.
 pub struct Sample<'s, 'a> {
@@ -52,12 +50,16 @@ pub struct Sample<'s, 'a> {
     wide: OnceCell<Option<Box<Sample<'s, 'a>>>>,
     /// The last distances: a search comes back to what it tried.
     known: RefCell<VecDeque<(Change, f64)>>,
+    /// Of attention, products of queries and keys: as they are multiplied, and without any rounding.
+    products: [OnceCell<Option<KeyProducts>>; 2],
 }
 
 /// Distances that are known.
 const KNOWN: usize = 4;
 /// How many times further than a limit one row must be: sums in another order differ by far less.
 const CLEARLY: f64 = 2.0;
+/// Share of the error of a sample that no arithmetic leaves which explains nearly all of the whole.
+const HALF: f64 = 0.5;
 
 /// Along which axes the tokens of a node lie: of its result, and by slot of its sources.
 fn token_axes(op: &Op, args: &Args<'_, f64>) -> Option<(usize, &'static [(usize, usize)])> {
@@ -183,6 +185,7 @@ impl<'s, 'a> Sample<'s, 'a> {
             row: None,
             wide: OnceCell::new(),
             known,
+            products: Default::default(),
         }
     }
 
@@ -210,21 +213,70 @@ impl<'s, 'a> Sample<'s, 'a> {
 
     /// Squared distance of what was recorded from the node under a change; `None` where the change does not fit a sample.
     pub fn distance(&self, change: &Change) -> Option<f64> {
-        let Suspect { node, args, recorded, .. } = *self.suspect;
-        let op = &node.program.graph.get(node.id).op;
         if change.is_of_result() {
             return Some(self.of_result(change)?.0);
         }
         if !self.fits(change) {
             return None;
         }
-        let arithmetic = self.suspect.tried.first().map_or(args.arithmetic, |first| &first.arithmetic);
-        let sources = self.sources.iter().map(|part| part.as_ref().map(source)).collect();
-        let small = Args { sources, shape: self.shape, arithmetic, ..*args };
+        self.beside(change, self.parts())
+    }
+
+    /// The sources, cut.
+    fn parts(&self) -> Vec<Option<Source<'_, f64>>> {
+        self.sources.iter().map(|part| part.as_ref().map(source)).collect()
+    }
+
+    /// What nodes like this one are most likely computed in.
+    fn arithmetic(&self) -> &Arithmetic {
+        self.suspect.tried.first().map_or(self.suspect.args.arithmetic, |first| &first.arithmetic)
+    }
+
+    /// Squared distance from the node under a change of what it makes of these sources.
+    fn beside(&self, change: &Change, sources: Vec<Option<Source<'_, f64>>>) -> Option<f64> {
+        let Suspect { node, args, .. } = *self.suspect;
+        let small = Args { sources, shape: self.shape, arithmetic: self.arithmetic(), ..*args };
         let others = |id: Id| self.other(id, change);
-        let values = rewrite(op, &small, change, &others)?.values(&small).ok()?;
-        let seen = self.picks.iter().zip(&values).filter(|(i, _)| self.suspect.looks_at(**i));
-        Some(seen.map(|(&i, value)| (recorded[i] - value).powi(2)).sum())
+        let rewritten = rewrite(&node.program.graph.get(node.id).op, &small, change, &others)?;
+        Some(self.off(&rewritten.knowing(self.products(change)).values(&small).ok()?))
+    }
+
+    /// Squared distance of what was recorded from these values.
+    fn off(&self, values: &[f64]) -> f64 {
+        let seen = self.picks.iter().zip(values).filter(|(i, _)| self.suspect.looks_at(**i));
+        seen.map(|(&i, value)| (self.suspect.recorded[i] - value).powi(2)).sum()
+    }
+
+    /// Products of queries and keys, where a change leaves both as they are. What happens to scores is computed without any
+    /// rounding.
+    fn products(&self, change: &Change) -> Option<&KeyProducts> {
+        let Suspect { node, args, .. } = *self.suspect;
+        let is_attention = node.program.graph.get(node.id).op == Op::FlashAttn;
+        if !is_attention || touches(change, 0) || touches(change, 1) {
+            return None;
+        }
+        let is_of_scores = is_of_scores(change);
+        let arithmetic = if is_of_scores { &Arithmetic::EXACT } else { self.arithmetic() };
+        let small = || Args { sources: self.parts(), shape: self.shape, arithmetic, ..*args };
+        let made = || KeyProducts::of(&small()).ok().flatten();
+        self.products[usize::from(is_of_scores)].get_or_init(made).as_ref()
+    }
+
+    /// Whether an arithmetic leaves more than `most` of the squared error, or half of it in the sample, where each row is
+    /// computed by itself.
+    pub fn is_hopeless_in(&self, arithmetic: &Arithmetic, most: f64) -> bool {
+        let left = |sample: &Sample<'_, '_>| sample.left_in(arithmetic);
+        self.row.as_deref().and_then(left).is_some_and(|left| left > most)
+            || left(self).is_some_and(|left| left > most || left > HALF * self.error)
+    }
+
+    /// The squared distance in an arithmetic; `None` where a few columns may be computed otherwise than all.
+    fn left_in(&self, arithmetic: &Arithmetic) -> Option<f64> {
+        let Suspect { node, args, .. } = *self.suspect;
+        let rule = crate::ops::rule(&node.program.graph.get(node.id).op);
+        let rule = rule.filter(|_| self.axis.is_some() && self.columns.is_none())?;
+        let small = Args { sources: self.parts(), shape: self.shape, arithmetic, ..*args };
+        Some(self.off(&compute(rule, &small).ok()?))
     }
 
     /// Share of the squared error that a change leaves; `None` where it does not fit a sample.
@@ -233,12 +285,29 @@ impl<'s, 'a> Sample<'s, 'a> {
             change if change.is_of_result() => self.of_result(change)?,
             Change::Misread { how, .. } => (self.misread(*how)?, self.error),
             change if self.fits(change) => (self.distance(change)?, self.error),
-            change => {
-                let wide = self.wide().filter(|wide| wide.fits(change))?;
-                (wide.distance(change)?, wide.error)
-            }
+            change => match self.wide().filter(|wide| wide.fits(change)) {
+                Some(wide) => (wide.distance(change)?, wide.error),
+                None => (self.beyond(change)?, self.error),
+            },
         };
         Some(distance / all)
+    }
+
+    /// The squared distance under a change that takes rows of a source from elsewhere, which is made before the source is cut,
+    /// where that is more than the error of all rows: what it makes of the others need not be known then.
+    fn beyond(&self, change: &Change) -> Option<f64> {
+        let (slot, edit, rest) = rows_turned(change).filter(|(.., rest)| self.fits(rest))?;
+        let (own, axis) = (self.suspect.args.get(slot)?, self.sources.get(slot)?.as_ref()?.rows_along?);
+        let (shape, mut values) = (own.shape(), own.values().into_owned());
+        let [d, c, b, a] = shape;
+        edit.apply(&mut [a, b, c, d], &mut values);
+        let turned = Source { dtype: own.dtype, data: Data::Values(Strided::whole(&values, shape)) };
+        let turned = part(&turned, Some((axis, &self.rows)), None);
+        let mut sources = self.parts();
+        sources[slot] = Some(source(&turned));
+        let distance = self.beside(&rest, sources)?;
+        let without = self.distance(&Change::All(Vec::new()))?;
+        (distance > CLEARLY * (self.suspect.held.squares[0] + without)).then_some(distance)
     }
 
     /// All columns of a product: an edit of a weight, in which any value may come from anywhere, needs them.
@@ -339,24 +408,6 @@ impl<'s, 'a> Sample<'s, 'a> {
     }
 }
 
-/// Whether a change of the result makes each row of what was in that row.
-fn is_within_rows(change: &Change) -> bool {
-    match change {
-        Change::ResultEdit(edit) => edit.is_within_rows(),
-        Change::All(changes) => changes.iter().all(is_within_rows),
-        _ => false,
-    }
-}
-
-/// The slot in which a change reads another tensor.
-fn place_of(change: &Change, id: Id) -> Option<usize> {
-    match change {
-        Change::Source { slot, with: Some(with) } if *with == id => Some(*slot),
-        Change::All(changes) => changes.iter().find_map(|change| place_of(change, id)),
-        _ => None,
-    }
-}
-
 /// Columns of a sample: those with the largest errors, and some over all.
 fn columns(width: usize, error: &dyn Fn(usize) -> f64) -> Vec<usize> {
     let mut columns: Vec<usize> = (0..width).collect();
@@ -370,29 +421,4 @@ fn columns(width: usize, error: &dyn Fn(usize) -> f64) -> Vec<usize> {
         columns.dedup();
     }
     columns
-}
-
-fn source(part: &Part) -> Source<'_, f64> {
-    Source { dtype: part.dtype, data: Data::Values(Strided::whole(&part.values, part.shape)) }
-}
-
-/// A source at some rows along an axis, or at some rows of a matrix.
-fn part(source: &Source<'_, f64>, rows: Option<(usize, &[usize])>, columns: Option<&[usize]>) -> Part {
-    let (dtype, mut shape) = (source.dtype, source.shape());
-    if let Some(columns) = columns {
-        let values = columns.iter().flat_map(|&c| source.row([0, 0, c]).into_owned()).collect();
-        shape[2] = columns.len();
-        return Part { dtype, values, shape, rows_along: None };
-    }
-    let values = source.values();
-    let Some((axis, rows)) = rows else {
-        return Part { dtype, values: values.into_owned(), shape, rows_along: None };
-    };
-    let within: usize = shape[axis + 1..].iter().product();
-    let blocks = values.chunks_exact((within * shape[axis]).max(1));
-    let picked =
-        blocks.flat_map(|block| rows.iter().flat_map(move |&row| &block[row * within..(row + 1) * within]));
-    let values = picked.copied().collect();
-    shape[axis] = rows.len();
-    Part { dtype, values, shape, rows_along: Some(axis) }
 }

@@ -98,13 +98,20 @@ impl<'s, 'a> Trial<'s, 'a> {
     /// What the node should come to with a mistake in it, and how far rounding explains that it is off: what moves the
     /// result by as much as its bound moves the edited one by that.
     pub fn under(&self, change: &Change, at: usize) -> Option<Base> {
-        let (hypothesis, base) = self.base(at)?;
-        let (Base { exact, bound }, arithmetic) = (base, &hypothesis.arithmetic);
+        let hypothesis = self.hypotheses().nth(at)?;
+        let arithmetic = &hypothesis.arithmetic;
         let Args { params, shape, name, dtype, tokens, ref sources, .. } = *self.suspect.args;
         let args = &Args { params, shape, name, dtype, tokens, sources: sources.clone(), arithmetic };
         let values =
             || under(self.suspect, self.suspect.node, args, change, |rewritten| rewritten.values(args).ok());
-        if let Change::Scores(_) = change {
+        let is_of_scores = matches!(change, Change::Scores(_));
+        let is_by_rule = || self.with(change, |one| Some(one.is_by_rule_before()));
+        if !is_of_scores && !is_after(change) && is_by_rule()? {
+            return self.by_rule(change, hypothesis);
+        }
+        let (_, base) = self.base(at)?;
+        let Base { exact, bound } = base;
+        if is_of_scores {
             let exact = values()?;
             let bound = self.alike(&exact, base);
             return Some(Base { exact, bound });
@@ -114,9 +121,6 @@ impl<'s, 'a> Trial<'s, 'a> {
             let (exact, mut bound) = under(self.suspect, self.suspect.node, args, change, behind)?;
             roundings(&mut bound, &exact);
             return Some(Base { exact, bound });
-        }
-        if self.with(change, |one| Some(one.is_by_rule_before()))? {
-            return self.by_rule(change, hypothesis);
         }
         // What is passed on is off by as much as the node's own values.
         let exact = values()?;
@@ -217,6 +221,20 @@ impl<'s, 'a> Trial<'s, 'a> {
         }
         let others = (1..=self.others.len()).filter_map(|at| Some(self.beside(&self.under(change, at)?)));
         Some(others.into_iter().find(|(_, whole)| *whole).unwrap_or((left, whole)))
+    }
+
+    /// Whether a change of a result that comes behind what is known leaves nearly all of the error: then it is not looked at in
+    /// anything else that the node may have been computed in.
+    pub fn is_far_behind(&self, before: &Base, change: &Change) -> bool {
+        let Held { squares: [all, ..], nonfinite, .. } = *self.suspect.held;
+        if nonfinite > 0 || !change.is_of_result() {
+            return false;
+        }
+        let values = self.finished(change, before.exact.clone());
+        values.is_some_and(|exact| {
+            let (left, _) = self.beside(&Base { exact, bound: before.bound.clone() });
+            1.0 - left / all < PARTIAL
+        })
     }
 
     /// Whether a bound explains a difference, which must be a number: that of an infinite value is infinite too. Of a bound

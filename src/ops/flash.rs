@@ -16,9 +16,12 @@ mod common;
 mod explain;
 mod lanes;
 mod moved;
+mod narrow;
 mod row;
+mod rows;
 mod running;
 mod scaled;
+mod shared;
 mod signed;
 mod sums;
 mod units;
@@ -28,6 +31,7 @@ use parity_graph::Op;
 use rayon::prelude::*;
 
 pub use self::common::{InCommon, in_common};
+pub use self::shared::KeyProducts;
 pub use self::signed::{SUMS, Signed};
 
 use self::row::Attention;
@@ -49,15 +53,30 @@ pub const RULE: Rule = Rule {
     carry: carry::carry,
 };
 
+/// Multiplications up to which one thread computes alone: to hand over so little takes as long.
+const ALONE_MAX: usize = 1 << 18;
+
 fn compute<S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {
-    let attention = Attention::new(args)?;
+    with_products(args, None)
+}
+
+/// Attention with products of its queries and keys, where they are known.
+///
+/// # Errors
+/// Sources whose shapes do not fit.
+pub fn with_products<S: Scalar>(args: &Args<'_, S>, known: Option<&KeyProducts>) -> Result<Vec<S>> {
+    let attention = Attention::new(args)?.with(known);
     let [_, n, heads, width] = args.shape;
     let mut out = vec![S::ZERO; args.elements()];
-    out.par_chunks_mut(width.max(1)).enumerate().for_each(|(index, out)| {
+    let each = |(index, out): (usize, &mut [S])| {
         let row = attention.row(index / heads / n, index % heads, index / heads % n);
         let exact = attention.output(&row);
         out.iter_mut().zip(exact).for_each(|(out, y)| *out = S::from_f64(y));
-    });
+    };
+    match args.elements().saturating_mul(attention.k.shape()[2]) {
+        ..=ALONE_MAX => out.chunks_mut(width.max(1)).enumerate().for_each(each),
+        _ => out.par_chunks_mut(width.max(1)).enumerate().for_each(each),
+    }
     Ok(out)
 }
 

@@ -5,11 +5,14 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::super::source::{Args, Source};
+use super::narrow::round_f16;
+use super::rows::Rows;
 use super::scaled::{Factors, scaled};
+use super::shared::KeyProducts;
 use crate::arithmetic::cache_blocks;
 use crate::arithmetic::cuda_blocks::QUERIES;
 use crate::arithmetic::round::{self, Rounding, Tie};
-use crate::arithmetic::{Flash, Narrow, Softmax, Storing, Vector, Weights};
+use crate::arithmetic::{Flash, Narrow, Scaled, Softmax, Storing, Vector, Weights};
 use crate::error::Result;
 use crate::gguf::DType;
 use crate::numerics::{Products, Storage};
@@ -30,6 +33,10 @@ pub struct Attention<'b, 'a, S> {
     pub v: &'b Source<'a, S>,
     /// Rows of K and V as a kernel reads them, once for all that meet them, where that is not as they lie in memory.
     converted: [Vec<OnceLock<Vec<S>>>; 2],
+    /// Rows of K and V, where a kernel reads them as they lie in memory.
+    plain: [Option<Rows<'a, S>>; 2],
+    /// Products of queries and keys that are known.
+    products: Option<&'b KeyProducts>,
     mask: Option<&'b Source<'a, S>>,
     sinks: Option<Vec<f64>>,
     /// (B, H, N)
@@ -132,9 +139,14 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
             let rows = if narrows || scales || converts(kind, source) { a * b * c } else { 0 };
             (0..rows).map(|_| OnceLock::new()).collect()
         });
-        let converted = converted.collect::<Vec<_>>().try_into().unwrap_or_default();
+        let converted: [Vec<_>; 2] = converted.collect::<Vec<_>>().try_into().unwrap_or_default();
+        let plain = [k, v].map(|source| Rows::of(source, [b, h]));
+        let [keys, values] = plain;
+        let plain = [keys.filter(|_| converted[0].is_empty()), values.filter(|_| converted[1].is_empty())];
         Ok(Attention {
             converted,
+            plain,
+            products: None,
             q: rounded.values,
             sums: rounded.sums,
             rounding,
@@ -154,6 +166,18 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
             flushes: args.arithmetic.storing == Storing::Flushed,
             narrows,
         })
+    }
+
+    /// The same with products that are known of the same queries and keys.
+    pub fn with(self, products: Option<&'b KeyProducts>) -> Self {
+        Attention { products: products.filter(|_| !self.scales_before()), ..self }
+    }
+
+    /// Whether what scores are multiplied by goes into queries or keys.
+    pub fn scales_before(&self) -> bool {
+        let by_device =
+            matches!(self.kind, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(Vector::Integers));
+        by_device || matches!(self.kind, Flash::Rounded(_, _, Scaled::Queries | Scaled::Both))
     }
 
     /// The place of a query among all, and how many these are.
@@ -199,15 +223,17 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
 
     pub fn row(&self, b: usize, h: usize, n: usize) -> QueryRow {
         let at = [b, h, n];
-        let q = self.q.row(self.query(at));
+        let known = self.products.map(|products| products.row(self.query(at)));
         let visible = self.visible(b, h, n);
         let mut seen = Vec::with_capacity(visible.len());
         vectorized(
             #[inline(always)]
             || {
                 for (position, bias) in visible {
-                    let k = self.key(at, position);
-                    let product = in_lanes(q, |q, i| q.to_f64() * k[i].to_f64()) + self.of_minima(at, &k);
+                    let product = match known {
+                        Some(known) => known[position],
+                        None => self.product(at, position),
+                    };
                     let (scaled, z) = self.score(product, bias);
                     seen.push(Seen { position, bias, product, scaled, z });
                 }
@@ -216,10 +242,21 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         QueryRow { at, seen, sink: self.sinks.as_ref().map(|sinks| sinks[h]) }
     }
 
+    /// Of a query and the key of a position.
+    #[inline(always)]
+    pub fn product(&self, at: [usize; 3], position: usize) -> f64 {
+        let (q, k) = (self.q.row(self.query(at)), self.key(at, position));
+        let k = &k[..q.len()];
+        in_lanes(q, |q, i| q.to_f64() * k[i].to_f64()) + self.of_minima(at, k)
+    }
+
     /// A product scaled, and with cap and mask, as an engine rounds them.
     pub fn score(&self, product: f64, bias: f64) -> (f64, f64) {
         let Softmax { scores, steps, .. } = self.softmax;
         let last = |value: f64| {
+            if scores == Storage::F32 {
+                return value;
+            }
             let mut value = [value];
             scores.store(&mut value);
             value[0]
@@ -253,12 +290,20 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         cache_blocks::group(self.k.dtype, block).1
     }
 
+    #[inline(always)]
     pub fn key(&self, at: [usize; 3], position: usize) -> Cow<'_, [S]> {
+        if let Some(rows) = &self.plain[0] {
+            return Cow::Borrowed(rows.row(at[0] * self.shape[1] + at[1], position));
+        }
         let at = self.cached(self.k, at, position);
         self.stored(0, at, || self.before.of_keys(self.k.row(at)))
     }
 
+    #[inline(always)]
     pub fn value(&self, at: [usize; 3], position: usize) -> Cow<'_, [S]> {
+        if let Some(rows) = &self.plain[1] {
+            return Cow::Borrowed(rows.row(at[0] * self.shape[1] + at[1], position));
+        }
         let at = self.cached(self.v, at, position);
         self.stored(1, at, || self.v.row(at))
     }
@@ -401,45 +446,4 @@ pub fn total(parts: &[Part], sink: Option<f64>) -> (f64, f64) {
     let seen = parts.iter().filter(|part| part.sum != 0.0);
     let sum: f64 = seen.map(|part| part.sum * (part.max - largest).exp()).sum();
     (largest, sum + sink.map_or(0.0, |sink| (sink - largest).exp()))
-}
-
-/// To f32 and from there to the nearest f16, as a kernel does that computes in f32 and stores f16. Without a branch,
-/// so that a loop over it becomes vector instructions.
-#[inline(always)]
-pub fn round_f16(value: f64) -> f64 {
-    /// Mantissa bits of f32 that f16 does not have.
-    const DROPPED: u32 = 13;
-    /// From here on f16 is infinite.
-    const INFINITE: f32 = 65_520.0;
-    /// Below, f16 numbers are as far apart as f32 numbers between 0.5 and 1.
-    const SUBNORMAL: f32 = 1.0 / 16_384.0;
-    const SHIFT: f32 = 0.75;
-    let value = value as f32;
-    let bits = value.to_bits();
-    let odd = (bits >> DROPPED) & 1;
-    let rounded = bits.wrapping_add((1 << (DROPPED - 1)) - 1 + odd) & !((1 << DROPPED) - 1);
-    let normal = f32::from_bits(rounded);
-    let small = (value + SHIFT) - SHIFT;
-    let finite = if value.abs() < SUBNORMAL { small } else { normal };
-    let limited = if value.abs() >= INFINITE { f32::INFINITY.copysign(value) } else { finite };
-    f64::from(if value.is_nan() { value } else { limited })
-}
-
-#[cfg(test)]
-mod tests {
-    use half::f16;
-
-    use super::round_f16;
-
-    #[test]
-    fn rounding_is_that_of_f16() {
-        for bits in (0..u32::MAX).step_by(997) {
-            let value = f32::from_bits(bits);
-            let (own, library) = (round_f16(f64::from(value)), f16::from_f32(value).to_f64());
-            assert!(
-                own == library || own.is_nan() && library.is_nan(),
-                "{value:e}: {own:e}, not {library:e}"
-            );
-        }
-    }
 }

@@ -3,7 +3,8 @@
 
 use super::super::bound::{TINY_F32, UNIT_F32, accumulation};
 use super::explain::{EXP_ROUNDINGS, NORMALISE_ROUNDINGS, UNKNOWN};
-use super::row::{Attention, Part, QueryRow, round_f16};
+use super::narrow::round_f16;
+use super::row::{Attention, Part, QueryRow};
 use crate::scalar::vectorized;
 
 /// A value is multiplied by its weight and added, in one step or in two.
