@@ -28,6 +28,8 @@ pub struct Unseen {
     /// The type that recorded values were rounded to only when they were recorded: what was not recorded was computed from
     /// better ones.
     pub recorded: Option<Storage>,
+    /// The same of what sums read alone: a compiler adds a product as it has it, and rounds what is recorded of it.
+    pub added: Option<Storage>,
 }
 
 /// What errors of the sources come to in the result, for each of its values; `None` where there are none.
@@ -129,7 +131,8 @@ pub fn across(
         None if attentions::reads_cache(&rule.op, args) && attention.is_of_a_device() => vec![*attention],
         None => followed(steps, tensor, args),
     };
-    let better = Arithmetic { recorded: unseen.recorded, ..Arithmetic::EXACT };
+    let added = unseen.added.filter(|_| rule.op == Op::Add);
+    let better = Arithmetic { recorded: unseen.recorded.or(added), ..Arithmetic::EXACT };
     let under = |arithmetic| Args { arithmetic, sources: args.sources.clone(), ..*args };
     let cpu = under(&arithmetics[0]);
     let data = compute::<f64>(rule, &cpu)?;

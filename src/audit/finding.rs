@@ -70,6 +70,9 @@ pub struct NearTie {
     pub near: f64,
 }
 
+/// What stands among the arithmetics of a node that was simulated.
+const SIMULATED: &str = "what rounding explains between the recorded nodes was simulated";
+
 /// What was found at one node.
 #[derive(Clone, Debug, Default)]
 pub struct Finding {
@@ -211,7 +214,7 @@ impl Finding {
         self.squares = [distance.powi(2), 1.0, band.powi(2)];
         (self.over, self.worst, self.at_worst) = (over, vec![position as usize], None);
         self.rows_beyond = if over <= HEALTHY { BTreeSet::new() } else { BTreeSet::from([position]) };
-        self.arithmetic.insert("what rounding explains between the recorded nodes was simulated");
+        self.arithmetic.insert(SIMULATED);
         self.computed_in = named.into_iter().collect();
         self.arithmetic.extend(&self.computed_in);
     }
@@ -227,6 +230,11 @@ impl Finding {
     pub fn only_with(&mut self, attention: &'static str) {
         self.computed_in.insert(attention);
         self.arithmetic.insert(attention);
+    }
+
+    /// Whether simulated rounding of an arithmetic coarser than f32 explains it.
+    pub fn is_simulated_coarsely(&self) -> bool {
+        self.is_healthy() && self.unit > UNIT_F32 && self.arithmetic.contains(SIMULATED)
     }
 
     /// Whether nothing but an arithmetic explains it that nothing shows to be the producer's.

@@ -172,7 +172,7 @@ impl Conductor<f64> for Looks<'_> {
             return Ok(moved(node, args));
         }
         let attention = Arithmetic::EXACT;
-        let unseen = Unseen { attention, products: None, parts: 1, recorded: None };
+        let unseen = Unseen { attention, products: None, parts: 1, recorded: None, added: None };
         Ok(across(steps, node, args, (self.kept[node.id], &unseen, false)))
     }
 }

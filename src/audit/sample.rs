@@ -104,25 +104,33 @@ const TRIED_OUTPUTS: usize = 16;
 /// Of so many of these more than one is unexplained in every arithmetic that is another one.
 const ONE_OF: usize = 8;
 
-/// What remains of `tried` without the first ones, which do not explain most of a few outputs of a few tokens; `None` where
-/// that is all, or nothing.
-fn promising<'t>(
-    tokens: &Tokens<'_, '_>,
-    there: &[usize],
-    tried: &'t [Hypothesis],
-) -> Option<&'t [Hypothesis]> {
-    let outputs = tokens.outputs(TRIED_OUTPUTS).filter(|_| tried.len() > 1)?;
+/// What a few outputs of a few tokens show of what is tried.
+enum Promising<'t> {
+    /// What remains without the first ones, which do not explain most of them.
+    Rest(&'t [Hypothesis]),
+    /// What comes nearest, where nothing explains most of them: then nothing explains the node.
+    Nearest(&'t [Hypothesis]),
+}
+
+/// `None` where they rule nothing out.
+fn promising<'t>(tokens: &Tokens<'_, '_>, there: &[usize], tried: &'t [Hypothesis]) -> Option<Promising<'t>> {
+    let outputs = tokens.outputs(TRIED_OUTPUTS).filter(|_| tried.len() > 1 && !there.is_empty())?;
     let some = spread(there, TOKENS);
-    let is_promising = |one: &Hypothesis| {
-        let held = tokens.judge(&some, Some(&outputs), &[*one]);
-        held.is_ok_and(|held| ONE_OF * held.beyond.len() <= some.len() * outputs.len())
-    };
-    let first = tried.iter().position(is_promising)?;
-    (first > 0).then(|| &tried[first..])
+    let mut nearest = (f64::INFINITY, None);
+    for (at, one) in tried.iter().enumerate() {
+        let Ok(held) = tokens.judge(&some, Some(&outputs), &[*one]) else { continue };
+        if ONE_OF * held.beyond.len() <= some.len() * outputs.len() {
+            return (at > 0).then(|| Promising::Rest(&tried[at..]));
+        }
+        if held.squares[0] < nearest.0 {
+            nearest = (held.squares[0], Some(at));
+        }
+    }
+    nearest.1.map(|at| Promising::Nearest(&tried[at..=at]))
 }
 
 /// As [`sampled_in`], without following what a few outputs show not to be the arithmetic; what nothing explains then is tried
-/// in all.
+/// in all, unless they show that nothing will.
 fn sampled(
     tokens: &Tokens<'_, '_>,
     sight: &Sight<'_>,
@@ -130,13 +138,17 @@ fn sampled(
     tried: &[Hypothesis],
     rows: AuditRows,
 ) -> Result<Held, Unknown> {
-    if let Some(some) = promising(tokens, there, tried) {
-        let held = sampled_in(tokens, sight, there, some, rows.only())?;
-        if held.is_healthy() {
-            return Ok(named(held, tried));
+    match promising(tokens, there, tried) {
+        Some(Promising::Nearest(nearest)) => sampled_in(tokens, sight, there, nearest, rows),
+        Some(Promising::Rest(some)) => {
+            let held = sampled_in(tokens, sight, there, some, rows.only())?;
+            if held.is_healthy() {
+                return Ok(named(held, tried));
+            }
+            sampled_in(tokens, sight, there, tried, rows)
         }
+        None => sampled_in(tokens, sight, there, tried, rows),
     }
-    sampled_in(tokens, sight, there, tried, rows)
 }
 
 /// Judges a sample by the first hypothesis that explains it, and screens all others by that.

@@ -99,7 +99,7 @@ impl<'b, 'a> Tokens<'b, 'a> {
     }
 
     /// The same with some of their outputs alone.
-    pub(super) fn with_outputs<R>(
+    pub fn with_outputs<R>(
         &self,
         some: &BTreeSet<usize>,
         outputs: Option<&[usize]>,

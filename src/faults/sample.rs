@@ -16,7 +16,7 @@ use super::others::{Other, other};
 use super::rewritten::rewrite;
 use super::trial::WEIGHT_MAX;
 use crate::arithmetic::Arithmetic;
-use crate::audit::Suspect;
+use crate::audit::{Suspect, Tokens};
 use crate::engine::op_by_op::compute;
 use crate::gguf::{DType, TensorRef, misread};
 use crate::ops::flash::KeyProducts;
@@ -270,13 +270,22 @@ impl<'s, 'a> Sample<'s, 'a> {
             || left(self).is_some_and(|left| left > most || left > HALF * self.error)
     }
 
-    /// The squared distance in an arithmetic; `None` where a few columns may be computed otherwise than all.
+    /// The squared distance in an arithmetic; `None` where rows are not computed each by itself. A weight is multiplied as it is
+    /// stored.
     fn left_in(&self, arithmetic: &Arithmetic) -> Option<f64> {
-        let Suspect { node, args, .. } = *self.suspect;
-        let rule = crate::ops::rule(&node.program.graph.get(node.id).op);
-        let rule = rule.filter(|_| self.axis.is_some() && self.columns.is_none())?;
-        let small = Args { sources: self.parts(), shape: self.shape, arithmetic, ..*args };
-        Some(self.off(&compute(rule, &small).ok()?))
+        let Suspect { node, args, recorded, .. } = *self.suspect;
+        let rule = node.rule.filter(|_| self.axis.is_some())?;
+        let values = match &self.columns {
+            Some(columns) => {
+                let under = |args: &Args<'_, f64>| {
+                    compute(rule, &Args { arithmetic, sources: args.sources.clone(), ..*args })
+                };
+                let rows = self.rows.iter().copied().collect();
+                Tokens::of(rule, args, recorded)?.with_outputs(&rows, Some(columns), under)
+            }
+            None => compute(rule, &Args { sources: self.parts(), shape: self.shape, arithmetic, ..*args }),
+        };
+        Some(self.off(&values.ok()?))
     }
 
     /// Share of the squared error that a change leaves; `None` where it does not fit a sample.

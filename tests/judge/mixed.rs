@@ -1,7 +1,9 @@
 //! Engines that round the operands of some products alone: of some kinds, in some layers, or where many rows meet a weight at once.
 
+use std::cell::RefCell;
 use std::path::Path;
 
+use half::{bf16, f16};
 use parity::arithmetic::Arithmetic;
 use parity::checkpoint::{Checkpoint, Kind};
 use parity::ops::Args;
@@ -85,6 +87,10 @@ fn of_prompts(_: Checkpoint, rows: usize) -> bool {
     rows > 1
 }
 
+fn of_single_rows(id: Checkpoint, rows: usize) -> bool {
+    rows == 1 && id.kind() == Kind::FfnOut
+}
+
 /// What modules give, products with their biases added.
 fn of_modules(kind: Kind) -> bool {
     use Kind::{
@@ -120,6 +126,10 @@ fn products_of_some_kinds_alone_may_round_their_operands() {
         ("of one layer", Mixed { is_rounded: &of_one_layer, rounds: cut, ..healthy }),
         ("cut, of decode steps too", Mixed { rounds: cut, steps: later, ..healthy }),
         ("of prompts alone", Mixed { is_rounded: &of_prompts, steps: later, ..healthy }),
+        (
+            "of decode steps alone",
+            Mixed { is_rounded: &of_single_rows, steps: later, evidence: of_layers, ..healthy },
+        ),
         ("three in a row", Mixed { is_rounded: &of_feed_forward, evidence: without_feed_forward, ..healthy }),
         (
             "the last of three",
@@ -167,5 +177,52 @@ fn a_mistake_beside_such_roundings_is_found() {
         let audited = mixed.audit();
         let found = (audited.code, &audited.first[..]);
         assert_eq!(found, (1, wanted), "{:?}: {}", mixed.spoiled, audited.report["reason"]);
+    }
+}
+
+/// A compiler adds a product as it has it, and rounds what is recorded of it: the sum, which was not recorded, is that of no
+/// recorded value then. It is healthy, and a row of the product that is off is not.
+#[test]
+fn sums_may_read_products_before_they_are_rounded() {
+    let cases =
+        [Element::Bf16, Element::F16].map(|kept| [("", 1.0), ("blk.1.attn_out", 1.5)].map(|one| (kept, one)));
+    for (kept, (spoiled, factor)) in cases.into_iter().flatten() {
+        let unrounded: RefCell<Vec<f64>> = RefCell::default();
+        let stored = |x: f64| match kept {
+            Element::F16 => f16::from_f64(x).to_f64(),
+            _ => bf16::from_f64(x).to_f64(),
+        };
+        let computes = |id: Checkpoint, args: &Args<'_, f64>| match id.kind() {
+            Kind::AttnOut => {
+                let mut values = product(args, |x| x, |x| x);
+                if id.to_string() == spoiled {
+                    let width = args.shape[3];
+                    values[5 * width..6 * width].iter_mut().for_each(|value| *value *= factor);
+                }
+                unrounded.replace(values.clone());
+                Some(values)
+            }
+            Kind::AttnResidual => {
+                let read = [0, 1].map(|slot| args.get(slot).unwrap().values().into_owned());
+                let product = unrounded.borrow();
+                let is_product = |values: &[f64]| {
+                    let alike = values.iter().zip(product.iter()).filter(|(a, b)| **a == stored(**b)).count();
+                    2 * alike > values.len()
+                };
+                let residual = read.iter().find(|values| !is_product(values)).unwrap();
+                Some(residual.iter().zip(product.iter()).map(|(a, b)| a + b).collect())
+            }
+            _ => None,
+        };
+        let some = |id: Checkpoint| of_modules(id.kind());
+        let engine =
+            Engine { kept, computes: &computes, some: &some, arithmetic: Arithmetic::EXACT, stores: |x| x };
+        let folder = tempfile::tempdir().unwrap();
+        let dump = folder.path().join("dump");
+        engine.record(Path::new(MODEL), 20, &dump);
+        let audited = audit(&dump, Path::new(MODEL), &["--allow-missing"]);
+        let found = (audited.code, &audited.first[..]);
+        let wanted = (i32::from(!spoiled.is_empty()), spoiled);
+        assert_eq!(found, wanted, "{kept:?}: {}", audited.report["reason"]);
     }
 }

@@ -16,7 +16,7 @@ use super::super::best::{NEARER, Simulated};
 use super::super::needed::needed;
 use super::super::possible::{Mix, Rows};
 use super::super::simulate::SCATTERED;
-use super::{Assumed, Findings, Passes};
+use super::{APART, Assumed, Findings, Passes};
 use crate::arithmetic::{Arithmetic, Narrow, Weights};
 use crate::audit::Finding;
 use crate::checkpoint::{Checkpoint, Kind};
@@ -33,48 +33,90 @@ const ALIKE: [&[Narrow]; 3] =
 /// Nodes that no such mix explains, before the others are given up: a mistake in one is one in all layers as a rule.
 const UNEXPLAINED_MAX: usize = 2;
 
+/// What was taken for a mix.
+#[derive(Default)]
+struct Taken {
+    /// Each that was tried.
+    mixes: Vec<Mix>,
+    /// Kinds of nodes of which one leaves little.
+    kinds: HashSet<Kind>,
+    nodes: HashSet<Checkpoint>,
+}
+
 impl Passes<'_> {
-    /// Takes nodes that are wrong, or that nothing explains which the engine shows, for what an engine of f32 computes whose products are such a mix, where nothing is declared.
+    /// Takes nodes that are wrong, or that nothing explains which the engine shows, for what an engine of f32 computes whose
+    /// products are such a mix, where nothing is declared.
     pub(super) fn mixed(&self, assumed: &Assumed, findings: &mut Findings) -> Result<()> {
         if assumed.kept != Storage::F32 || self.steps.declared().is_some() {
             return Ok(());
         }
-        let crosses = |finding: &Finding| {
-            let is_open = finding.is_wrong() || finding.is_healthy() && finding.is_of_unknown();
-            is_open && !finding.bridged.is_empty()
-        };
-        let order = findings.order.iter().copied();
-        let mut open: IndexSet<Checkpoint> =
-            order.filter(|id| findings.nodes.get(id).is_some_and(crosses)).collect();
-        let mut unexplained = 0;
+        let is_open =
+            |finding: &Finding| finding.is_wrong() || finding.is_healthy() && finding.is_of_unknown();
+        let mut open = crossed(findings, &is_open);
+        let (mut unexplained, mut taken) = (0, Taken::default());
         while let Some(&first) = open.first().filter(|_| unexplained < UNEXPLAINED_MAX && !watch::is_over()) {
             if let Some(mix) = self.mix_before(first)? {
-                self.take_mix(&mix, &mut open, findings)?;
+                self.take_mix(mix, &mut open, &mut taken, findings)?;
             }
             unexplained += usize::from(open.shift_remove(&first));
+        }
+        self.beside_mixed(&mut taken, findings)
+    }
+
+    /// Holds nodes that a coarse arithmetic explains, and hides mistakes in, to what others of their kind show, of which a mix
+    /// leaves little: what is far from all that was taken so, and that no other mix explains, is wrong then.
+    fn beside_mixed(&self, taken: &mut Taken, findings: &mut Findings) -> Result<()> {
+        let mut open = crossed(findings, &Finding::is_simulated_coarsely);
+        open.retain(|id| taken.kinds.contains(&id.kind()) && !taken.nodes.contains(id));
+        for mix in taken.mixes.clone() {
+            self.take_mix(mix, &mut open, taken, findings)?;
+        }
+        while let Some(&first) = open.first().filter(|_| !watch::is_over()) {
+            if let Some(mix) = self.mix_before(first)? {
+                self.take_mix(mix, &mut open, taken, findings)?;
+            }
+            if !open.shift_remove(&first) {
+                continue;
+            }
+            let (only, stretch) = (IndexSet::from([first]), self.known());
+            let each = taken.mixes.iter().map(|mix| stretch.mixed(mix).explained(mix.arithmetic(), &only));
+            let each = each.collect::<Result<Vec<_>>>()?;
+            let nearest = each.iter().filter_map(|found| found.get(&first));
+            let nearest = nearest.min_by(|a, b| a.over.total_cmp(&b.over));
+            if let Some(found) = nearest.filter(|found| !(found.over <= APART * HEALTHY)) {
+                findings.at(first).settle(*found);
+            }
         }
         Ok(())
     }
 
     /// Takes those of some nodes that a mix explains, of which the others stay: it leaves little of them, or of another of their
     /// kind, as an engine computes nodes of one kind alike in all layers.
-    fn take_mix(&self, mix: &Mix, open: &mut IndexSet<Checkpoint>, findings: &mut Findings) -> Result<()> {
+    fn take_mix(
+        &self,
+        mix: Mix,
+        open: &mut IndexSet<Checkpoint>,
+        taken: &mut Taken,
+        findings: &mut Findings,
+    ) -> Result<()> {
         let stretch = self.known();
         let plain = stretch.distances(Arithmetic::EXACT, open)?;
-        let explained = stretch.mixed(mix).explained(mix.arithmetic(), open)?;
+        let explained = stretch.mixed(&mix).explained(mix.arithmetic(), open)?;
         let is_sharp = |(id, found): &(&Checkpoint, &Simulated)| {
             plain.get(*id).is_some_and(|plain| NEARER * found.distance <= *plain)
         };
         let sharp = explained.iter().filter(is_sharp).filter(|(_, found)| found.over <= SCATTERED * HEALTHY);
-        let kinds: HashSet<Kind> = sharp.map(|(id, _)| id.kind()).collect();
+        taken.kinds.extend(sharp.map(|(id, _)| id.kind()));
         for (id, found) in &explained {
             let found = if is_sharp(&(id, found)) { found.widened(SCATTERED) } else { *found };
-            if found.over <= HEALTHY && (kinds.contains(&id.kind()) || mix.kinds.is_empty()) {
+            if found.over <= HEALTHY && (taken.kinds.contains(&id.kind()) || mix.kinds.is_empty()) {
                 findings.at(*id).settle(found);
                 findings.at(*id).forget_names();
+                taken.nodes.insert(*id);
                 open.shift_remove(id);
             }
         }
+        taken.mixes.push(mix);
         Ok(())
     }
 
@@ -94,25 +136,34 @@ impl Passes<'_> {
         // Each product moves what follows by about as much as its operands are rounded by.
         let may_be = |alike: &&[Narrow]| plain.distance <= classes.len() as f64 * unit_of(alike[0]);
         for alike in ALIKE.into_iter().filter(may_be) {
-            for &weights in weights {
-                let from = Mix { narrow: alike[0], weights, ..Mix::none() };
+            let mut nearest = (plain.distance / NEARER, None);
+            for (&weights, rows) in
+                weights.iter().flat_map(|weights| self.rows().map(move |rows| (weights, rows)))
+            {
+                let from = Mix { narrow: alike[0], weights, rows, ..Mix::none() };
                 let kinds = nearest_kinds((&from, plain.distance), &classes, &apart)?;
-                let mut nearest = (plain.distance / NEARER, None);
-                let of_rows = |narrow: &Narrow| {
-                    ROWS.map(|rows| Mix { narrow: *narrow, kinds: kinds.clone(), weights, rows })
-                };
-                for mix in alike.iter().flat_map(of_rows).filter(|mix| !mix.kinds.is_empty()) {
+                let of = |narrow: &Narrow| Mix { narrow: *narrow, kinds: kinds.clone(), ..from };
+                for mix in alike.iter().map(of).filter(|mix| !mix.kinds.is_empty()) {
                     let apart = apart(&mix)?;
                     if apart < nearest.0 {
                         nearest = (apart, Some(mix));
                     }
                 }
-                if nearest.1.is_some() {
-                    return Ok(nearest.1);
-                }
+            }
+            if nearest.1.is_some() {
+                return Ok(nearest.1);
             }
         }
         Ok(None)
+    }
+
+    /// The steps in which operands may be rounded: all, and where some have one row and others several, either.
+    fn rows(&self) -> impl Iterator<Item = Rows> + use<> {
+        let is_of_one = |step: usize| self.steps.positions(step).len() == 1;
+        let [one, several] =
+            [true, false].map(|of_one| self.graphs.iter().any(|(step, _)| is_of_one(*step) == of_one));
+        let either = [Rows::Several, Rows::One].into_iter().filter(move |_| one && several);
+        std::iter::once(Rows::Any).chain(either)
     }
 
     /// The kinds of products that were not recorded between a node and what was recorded before it, those of attention together.
@@ -134,8 +185,12 @@ impl Passes<'_> {
     }
 }
 
-/// The steps in which operands may be rounded.
-const ROWS: [Rows; 3] = [Rows::Any, Rows::Several, Rows::One];
+/// Those of some nodes that were computed across others, in the order of the graph.
+fn crossed(findings: &Findings, is: &dyn Fn(&Finding) -> bool) -> IndexSet<Checkpoint> {
+    let crosses = |finding: &Finding| is(finding) && !finding.bridged.is_empty();
+    let order = findings.order.iter().copied();
+    order.filter(|id| findings.nodes.get(id).is_some_and(crosses)).collect()
+}
 
 /// Which of some classes of products bring a node nearest to what was recorded where their operands are rounded, one class changed at a time as long as that helps: what a product reads shows its rounding only once what lies before it is right.
 /// From where the node is `plain`, relative, or from where all of them round, whichever is nearer.

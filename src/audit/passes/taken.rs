@@ -24,11 +24,15 @@ impl Passes<'_> {
         // Values of f32 too, where an engine computes in f64.
         let better = storage_types::readings(kept).map_or(storage_types::IN_BETTER, |[_, better]| better);
         let of_better = [(better, Unseen { recorded: Some(kept), ..unseen })];
-        for (name, unseen) in of_operands.chain(of_parts).chain(of_better) {
+        // Where all of them were recorded nothing shows whether sums read what was: to allow for it is to allow for one rounding.
+        let added = Some(kept).filter(|kept| *kept != Storage::F32);
+        let of_sums = added.map(|kept| (better, Unseen { added: Some(kept), ..unseen }));
+        for (name, unseen) in of_operands.chain(of_parts).chain(of_sums).chain(of_better) {
             let mut nodes = findings.nodes.values();
             let is_shown = match unseen.products {
                 // Which way halves are rounded shows in those rows alone that have one.
                 Some(Narrow::Tf32Away) => shown_products::are_of_eleven_bits(findings, self.graphs),
+                None if unseen.added.is_some() => true,
                 _ => nodes.any(|finding| finding.is_healthy() && finding.computed_in.contains(name)),
             };
             let crosses = |finding: &Finding| finding.is_wrong() && !finding.bridged.is_empty();

@@ -91,6 +91,17 @@ pub struct Part {
     pub values: Vec<f64>,
 }
 
+/// What queries are rounded to before they meet keys of a type.
+fn of_queries(kind: Flash, keys: DType) -> Rounding {
+    match kind {
+        Flash::Exact | Flash::Vector(Vector::Converted) => Rounding::None,
+        Flash::Lanes(_) | Flash::Units(_) => Rounding::F16,
+        Flash::Rounded(narrow, ..) => narrow.rounding(),
+        Flash::Vector(Vector::Integers) => Rounding::Cuda(QUERIES),
+        _ => Rounding::of(Products::LlamaCpu, keys),
+    }
+}
+
 impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
     pub fn new(args: &'b Args<'a, S>) -> Result<Self> {
         let [q, k, v] = [args.source(0)?, args.source(1)?, args.source(2)?];
@@ -111,13 +122,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
             ));
         }
         let kind = args.arithmetic.flash;
-        let rounding = match kind {
-            Flash::Exact | Flash::Vector(Vector::Converted) => Rounding::None,
-            Flash::Lanes(_) | Flash::Units(_) => Rounding::F16,
-            Flash::Rounded(narrow, ..) => narrow.rounding(),
-            Flash::Vector(Vector::Integers) => Rounding::Cuda(QUERIES),
-            _ => Rounding::of(Products::LlamaCpu, k.dtype),
-        };
+        let rounding = of_queries(kind, k.dtype);
         let (mut scale, cap) = (f64::from(args.params.float(0)), f64::from(args.params.float(2)));
         let mut values = q.values();
         if matches!(kind, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(Vector::Integers)) {
