@@ -7,15 +7,14 @@ use std::sync::OnceLock;
 use super::super::source::{Args, Source};
 use super::narrow::round_f16;
 use super::rows::Rows;
-use super::scaled::{Factors, scaled};
+use super::scaled::{Factors, rounding_of_queries, scaled};
 use super::shared::KeyProducts;
 use crate::arithmetic::cache_blocks;
-use crate::arithmetic::cuda_blocks::QUERIES;
 use crate::arithmetic::round::{self, Rounding, Tie};
 use crate::arithmetic::{Flash, Narrow, Scaled, Softmax, Storing, Vector, Weights};
 use crate::error::Result;
 use crate::gguf::DType;
-use crate::numerics::{Products, Storage};
+use crate::numerics::Storage;
 use crate::scalar::{Scalar, in_lanes, vectorized};
 use crate::tensor::{Matrix, View};
 
@@ -91,17 +90,6 @@ pub struct Part {
     pub values: Vec<f64>,
 }
 
-/// What queries are rounded to before they meet keys of a type.
-fn of_queries(kind: Flash, keys: DType) -> Rounding {
-    match kind {
-        Flash::Exact | Flash::Vector(Vector::Converted) => Rounding::None,
-        Flash::Lanes(_) | Flash::Units(_) => Rounding::F16,
-        Flash::Rounded(narrow, ..) => narrow.rounding(),
-        Flash::Vector(Vector::Integers) => Rounding::Cuda(QUERIES),
-        _ => Rounding::of(Products::LlamaCpu, keys),
-    }
-}
-
 impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
     pub fn new(args: &'b Args<'a, S>) -> Result<Self> {
         let [q, k, v] = [args.source(0)?, args.source(1)?, args.source(2)?];
@@ -122,7 +110,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
             ));
         }
         let kind = args.arithmetic.flash;
-        let rounding = of_queries(kind, k.dtype);
+        let rounding = rounding_of_queries(kind, k.dtype);
         let (mut scale, cap) = (f64::from(args.params.float(0)), f64::from(args.params.float(2)));
         let mut values = q.values();
         if matches!(kind, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(Vector::Integers)) {

@@ -1,15 +1,28 @@
-//! Queries and keys that are multiplied by the scale before they are rounded.
+//! What queries are rounded to, and queries and keys that are multiplied by the scale before they are.
 
 use std::borrow::Cow;
 
 use super::super::bound::UNIT_F32;
-use crate::arithmetic::round::Tie;
-use crate::arithmetic::{Flash, Narrow, Scaled};
-use crate::scalar::Scalar;
-use crate::scalar::half;
+use crate::arithmetic::cuda_blocks::QUERIES;
+use crate::arithmetic::round::{Rounding, Tie};
+use crate::arithmetic::{Flash, Narrow, Scaled, Vector};
+use crate::gguf::DType;
+use crate::numerics::Products;
+use crate::scalar::{Scalar, half};
 
 /// The factor in f32, which one engine divides by and another multiplies with, and the product.
 const PRODUCT_ROUNDINGS: f64 = 4.0;
+
+/// What queries are rounded to before they meet keys of a type.
+pub fn rounding_of_queries(kind: Flash, keys: DType) -> Rounding {
+    match kind {
+        Flash::Exact | Flash::Vector(Vector::Converted) => Rounding::None,
+        Flash::Lanes(_) | Flash::Units(_) => Rounding::F16,
+        Flash::Rounded(narrow, ..) => narrow.rounding(),
+        Flash::Vector(Vector::Integers) => Rounding::Cuda(QUERIES),
+        _ => Rounding::of(Products::LlamaCpu, keys),
+    }
+}
 
 /// What an engine multiplies by before it rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
