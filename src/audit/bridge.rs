@@ -32,6 +32,13 @@ pub struct Unseen {
     pub added: Option<Storage>,
 }
 
+impl Unseen {
+    /// Nothing beside what attention multiplies.
+    pub fn of(attention: Arithmetic) -> Unseen {
+        Unseen { attention, products: None, parts: 1, recorded: None, added: None }
+    }
+}
+
 /// What errors of the sources come to in the result, for each of its values; `None` where there are none.
 pub fn carry(
     rule: &Rule,

@@ -171,8 +171,7 @@ impl Conductor<f64> for Looks<'_> {
         if label.is_none() && !node.program.graph.is_arithmetic(node.id) {
             return Ok(moved(node, args));
         }
-        let attention = Arithmetic::EXACT;
-        let unseen = Unseen { attention, products: None, parts: 1, recorded: None, added: None };
+        let unseen = Unseen::of(Arithmetic::EXACT);
         Ok(across(steps, node, args, (self.kept[node.id], &unseen, false)))
     }
 }

@@ -156,7 +156,7 @@ impl<'a> Passes<'a> {
         let Passes { steps, graphs, how, .. } = *self;
         let usual = attentions::attentions(steps).first().map_or(Arithmetic::EXACT, |usual| usual.arithmetic);
         let (kept, shown) = (Storage::F32, Storage::F32);
-        let unseen = Unseen { attention: usual, products: None, parts: 1, recorded: None, added: None };
+        let unseen = Unseen::of(usual);
         let (any_attention, may_be_better) = (Some(HashSet::new()), true);
         let (storing, packed) = (Storing::Nearest, None);
         let mut assumed =

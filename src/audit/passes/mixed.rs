@@ -36,7 +36,7 @@ const UNEXPLAINED_MAX: usize = 2;
 /// What was taken for a mix.
 #[derive(Default)]
 struct Taken {
-    /// Each that was tried.
+    /// Each that came near a node.
     mixes: Vec<Mix>,
     /// Kinds of nodes of which one leaves little.
     kinds: HashSet<Kind>,
@@ -56,7 +56,8 @@ impl Passes<'_> {
         let (mut unexplained, mut taken) = (0, Taken::default());
         while let Some(&first) = open.first().filter(|_| unexplained < UNEXPLAINED_MAX && !watch::is_over()) {
             if let Some(mix) = self.mix_before(first)? {
-                self.take_mix(mix, &mut open, &mut taken, findings)?;
+                self.take_mix(&mix, &mut open, &mut taken, findings)?;
+                taken.mixes.push(mix);
             }
             unexplained += usize::from(open.shift_remove(&first));
         }
@@ -69,11 +70,12 @@ impl Passes<'_> {
         let mut open = crossed(findings, &Finding::is_simulated_coarsely);
         open.retain(|id| taken.kinds.contains(&id.kind()) && !taken.nodes.contains(id));
         for mix in taken.mixes.clone() {
-            self.take_mix(mix, &mut open, taken, findings)?;
+            self.take_mix(&mix, &mut open, taken, findings)?;
         }
         while let Some(&first) = open.first().filter(|_| !watch::is_over()) {
             if let Some(mix) = self.mix_before(first)? {
-                self.take_mix(mix, &mut open, taken, findings)?;
+                self.take_mix(&mix, &mut open, taken, findings)?;
+                taken.mixes.push(mix);
             }
             if !open.shift_remove(&first) {
                 continue;
@@ -94,14 +96,14 @@ impl Passes<'_> {
     /// kind, as an engine computes nodes of one kind alike in all layers.
     fn take_mix(
         &self,
-        mix: Mix,
+        mix: &Mix,
         open: &mut IndexSet<Checkpoint>,
         taken: &mut Taken,
         findings: &mut Findings,
     ) -> Result<()> {
         let stretch = self.known();
         let plain = stretch.distances(Arithmetic::EXACT, open)?;
-        let explained = stretch.mixed(&mix).explained(mix.arithmetic(), open)?;
+        let explained = stretch.mixed(mix).explained(mix.arithmetic(), open)?;
         let is_sharp = |(id, found): &(&Checkpoint, &Simulated)| {
             plain.get(*id).is_some_and(|plain| NEARER * found.distance <= *plain)
         };
@@ -116,7 +118,6 @@ impl Passes<'_> {
                 open.shift_remove(id);
             }
         }
-        taken.mixes.push(mix);
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use super::super::source::{Args, Source};
 use super::narrow::round_f16;
 use super::rows::Rows;
-use super::scaled::{Factors, rounding_of_queries, scaled};
+use super::scaled::{Factors, rounding_of_queries, scaled, scales_queries};
 use super::shared::KeyProducts;
 use crate::arithmetic::cache_blocks;
 use crate::arithmetic::round::{self, Rounding, Tie};
@@ -113,7 +113,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         let rounding = rounding_of_queries(kind, k.dtype);
         let (mut scale, cap) = (f64::from(args.params.float(0)), f64::from(args.params.float(2)));
         let mut values = q.values();
-        if matches!(kind, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(Vector::Integers)) {
+        if scales_queries(kind) {
             // The scale, which a cap divides before, goes into the queries.
             let own = if cap == 0.0 { scale as f32 } else { scale as f32 / cap as f32 };
             scaled(kind, own, values.to_mut());
@@ -168,9 +168,8 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
 
     /// Whether what scores are multiplied by goes into queries or keys.
     pub fn scales_before(&self) -> bool {
-        let by_device =
-            matches!(self.kind, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(Vector::Integers));
-        by_device || matches!(self.kind, Flash::Rounded(_, _, Scaled::Queries | Scaled::Both))
+        let is_rounded = matches!(self.kind, Flash::Rounded(_, _, Scaled::Queries | Scaled::Both));
+        is_rounded || scales_queries(self.kind)
     }
 
     /// The place of a query among all, and how many these are.

@@ -24,6 +24,11 @@ pub fn rounding_of_queries(kind: Flash, keys: DType) -> Rounding {
     }
 }
 
+/// Whether a kernel of llama.cpp multiplies queries by the scale, and not scores.
+pub fn scales_queries(kind: Flash) -> bool {
+    matches!(kind, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(Vector::Integers))
+}
+
 /// What an engine multiplies by before it rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Factors {

@@ -1,4 +1,4 @@
-//! KeyProducts of queries and keys, computed once for all that is tried on an attention without touching either.
+//! Products of queries and keys, computed once for all that is tried on an attention without touching either.
 
 use rayon::prelude::*;
 
