@@ -4,7 +4,7 @@ use crate::scalar::{Placed, Scalar, gemm, in_lanes, vectorized};
 use crate::tensor::{Matrix, View};
 
 /// Fewer rows than this are packed instead of the matrix that they meet.
-const FEW_ROWS: usize = 64;
+pub const FEW_ROWS: usize = 64;
 
 /// dst[t·stride + o] = Σ_{i<k} x[t, i]·w[o, i] for the `n_out` rows of a tile w (n_out, cols).
 ///

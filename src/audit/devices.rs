@@ -17,6 +17,7 @@ use crate::arithmetic::backend::{Backend, VECTOR_ROWS, VULKAN_FEW, untested};
 use crate::arithmetic::{Arithmetic, Flash, Narrow};
 use crate::gguf::DType;
 use crate::ops::bound::UNIT_F16;
+use crate::ops::source::Data;
 use crate::ops::{Args, Rule, Source, Strided};
 
 /// What kernels are told apart by: those of one kind say nothing of another.
@@ -75,6 +76,8 @@ type Product = (Backend, DType, [usize; 4], usize);
 #[derive(Default)]
 pub struct Devices {
     followed: BTreeSet<Class>,
+    /// What most products are computed in of which nothing is wrong, by its name.
+    usual: Option<&'static str>,
     /// What products were recognised to be computed in.
     recognised: HashMap<Product, Arithmetic>,
     /// What attention shared among threads was computed in last: a program has as many all the time.
@@ -91,6 +94,11 @@ pub struct Devices {
 }
 
 impl Devices {
+    /// Where that is known which explains most products.
+    pub fn knowing(usual: Option<&'static str>) -> Devices {
+        Devices { usual, ..Devices::default() }
+    }
+
     /// Notes what was found of a node.
     pub fn note(
         &mut self,
@@ -151,7 +159,8 @@ impl Devices {
         }
     }
 
-    /// What is tried of a node: what another one of its shape was recognised to be computed in comes first.
+    /// What is tried of a node: what another one of its shape was recognised to be computed in comes first, or what most
+    /// products are.
     pub fn likely(
         &self,
         backend: Option<&str>,
@@ -160,7 +169,10 @@ impl Devices {
     ) -> Vec<Hypothesis> {
         let known = product(backend, args).and_then(|product| self.recognised.get(&product));
         let is_known = |one: &Hypothesis| [known, self.shared.as_ref()].contains(&Some(&one.arithmetic));
-        if let Some(at) = tried.iter().position(is_known) {
+        let is_product = args.get(0).is_some_and(|source| matches!(source.data, Data::Weight(_)));
+        let is_usual = |one: &Hypothesis| is_product && self.usual == Some(one.name);
+        let at = tried.iter().position(is_known).or_else(|| tried.iter().position(is_usual));
+        if let Some(at) = at {
             tried[..=at].rotate_right(1);
         }
         tried

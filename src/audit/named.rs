@@ -19,6 +19,8 @@ pub struct Naming<'a> {
     pub later: &'a HashSet<Checkpoint>,
     /// Of all nodes of which that is certain: whether they are wrong.
     pub wrong: &'a HashMap<Checkpoint, bool>,
+    /// What most products are computed in of which nothing is wrong, by its name.
+    pub usual: Option<&'static str>,
     /// Of nodes whose bounds are too wide to tell mistakes apart: how far from exact arithmetic rounding was simulated to
     /// leave them, relative.
     pub simulated: &'a HashMap<Checkpoint, f64>,

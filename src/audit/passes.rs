@@ -269,9 +269,8 @@ impl<'a> Passes<'a> {
 
     /// Names of what is wrong with some nodes, by the first steps in which they are beyond what bounds explain.
     fn named_beyond(&self, assumed: &Assumed, wrong: &[Checkpoint], findings: &Findings) -> Result<Findings> {
-        let is_beyond =
-            |id: Checkpoint, step: usize| findings.nodes[&id].is_beyond_in(&self.steps.positions(step));
-        self.named(assumed, wrong, (&HashMap::new(), &findings.certain()), is_beyond)
+        let is_beyond = |id: Checkpoint, step| findings.nodes[&id].is_beyond_in(&self.steps.positions(step));
+        self.named(assumed, wrong, (&HashMap::new(), findings), is_beyond)
     }
 
     /// Judges some wrong nodes once more for the names of what is wrong with them, in the first steps in which they are
@@ -280,7 +279,7 @@ impl<'a> Passes<'a> {
         &self,
         assumed: &Assumed,
         wrong: &[Checkpoint],
-        (simulated, certain): (&HashMap<Checkpoint, f64>, &HashMap<Checkpoint, bool>),
+        (simulated, findings): (&HashMap<Checkpoint, f64>, &Findings),
         is_beyond: impl Fn(Checkpoint, usize) -> bool,
     ) -> Result<Findings> {
         let (mut named, mut later) = (HashSet::<(usize, Checkpoint)>::new(), HashSet::new());
@@ -298,7 +297,8 @@ impl<'a> Passes<'a> {
             return Ok(Findings::default());
         };
         let (wants, in_step) = (|id| wrong.contains(&id), |step, id| named.contains(&(step, id)));
-        let naming = Naming { diagnose, later: &later, wrong: certain, simulated };
+        let (wrong, usual) = (&findings.certain(), shown_products::usual(findings, self.graphs));
+        let naming = Naming { diagnose, later: &later, wrong, usual, simulated };
         self.judge(assumed, &wants, &in_step, Aim::Name(naming))
     }
 
@@ -313,7 +313,7 @@ impl<'a> Passes<'a> {
         let Some(first) = findings.order.iter().find(|id| simulated.contains_key(*id)).copied() else {
             return Ok(());
         };
-        let names = self.named(assumed, &[first], (simulated, &findings.certain()), |_, _| true)?;
+        let names = self.named(assumed, &[first], (simulated, findings), |_, _| true)?;
         findings.take_names(names);
         Ok(())
     }
@@ -335,7 +335,7 @@ impl<'a> Passes<'a> {
         let mut machine: Machine<'_, f64> =
             Machine::new(gguf, Arithmetic::LLAMA_CPU).rounding(assumed.rounds);
         let mut findings = Findings { order: order(graphs, &|_| true), ..Findings::default() };
-        let mut devices = Devices::default();
+        let mut devices = Devices::knowing(naming.and_then(|naming| naming.usual));
         let mut pending = Pending::default();
         let of_f32 = kinds::of_f32(steps, graphs, assumed.kept);
         for (&(step, labelled), needed) in graphs.iter().zip(needed(steps, graphs, wants)) {

@@ -103,12 +103,14 @@ pub fn attention(
 const TRIED_OUTPUTS: usize = 16;
 /// Of so many of these more than one is unexplained in every arithmetic that is another one.
 const ONE_OF: usize = 8;
+/// How many times as much, squared, chance leaves of these: what products round of a row moves all of its outputs alike.
+const ABOUT: f64 = 2.0;
 
 /// What a few outputs of a few tokens show of what is tried.
 enum Promising<'t> {
     /// What remains without the first ones, which do not explain most of them.
     Rest(&'t [Hypothesis]),
-    /// What comes nearest, where nothing explains most of them: then nothing explains the node.
+    /// What comes about as near as any, the likeliest first, where nothing explains most of them: then nothing explains the node.
     Nearest(&'t [Hypothesis]),
 }
 
@@ -116,17 +118,17 @@ enum Promising<'t> {
 fn promising<'t>(tokens: &Tokens<'_, '_>, there: &[usize], tried: &'t [Hypothesis]) -> Option<Promising<'t>> {
     let outputs = tokens.outputs(TRIED_OUTPUTS).filter(|_| tried.len() > 1 && !there.is_empty())?;
     let some = spread(there, TOKENS);
-    let mut nearest = (f64::INFINITY, None);
+    let mut off: Vec<(f64, usize)> = Vec::new();
     for (at, one) in tried.iter().enumerate() {
         let Ok(held) = tokens.judge(&some, Some(&outputs), &[*one]) else { continue };
         if ONE_OF * held.beyond.len() <= some.len() * outputs.len() {
             return (at > 0).then(|| Promising::Rest(&tried[at..]));
         }
-        if held.squares[0] < nearest.0 {
-            nearest = (held.squares[0], Some(at));
-        }
+        off.push((held.squares[0], at));
     }
-    nearest.1.map(|at| Promising::Nearest(&tried[at..=at]))
+    let least = off.iter().map(|(off, _)| *off).fold(f64::INFINITY, f64::min);
+    let (_, at) = off.into_iter().find(|(off, _)| *off <= ABOUT * least)?;
+    Some(Promising::Nearest(&tried[at..=at]))
 }
 
 /// As [`sampled_in`], without following what a few outputs show not to be the arithmetic; what nothing explains then is tried

@@ -1,6 +1,8 @@
 //! What the recorded products of an engine show its products to be computed in, so that others, which were not recorded, are
 //! held to the same.
 
+use indexmap::IndexMap;
+
 use super::node::{IN_F32, ON_CPU};
 use super::storage_types::{CANDLE, IN_BETTER, ON_CANDLE, PRODUCTS};
 use super::{Finding, Findings, Labelled};
@@ -51,6 +53,14 @@ pub fn operands(findings: &Findings, graphs: &[(usize, &Labelled)]) -> Option<Sh
         Some(_) => return None,
     };
     Some(Shown { operands, of_eleven_bits: is_narrow || in_f16 && shown.is_none() })
+}
+
+/// What explains most of the products that were recorded with all that they read, by its name.
+pub fn usual(findings: &Findings, graphs: &[(usize, &Labelled)]) -> Option<&'static str> {
+    let mut counts: IndexMap<&str, usize> = IndexMap::new();
+    recorded(findings, graphs).for_each(|(name, _)| *counts.entry(name).or_default() += 1);
+    let most = counts.values().copied().max()?;
+    counts.into_iter().find(|(_, count)| *count == most).map(|(name, _)| name)
 }
 
 /// Whether any of them shows operands of 11 significant bits, those of f16 and of TF32.

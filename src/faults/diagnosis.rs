@@ -101,14 +101,17 @@ impl<'s, 'a> Trial<'s, 'a> {
         if self.suspect.allowed.is_some() {
             return Names { tried, ..Names::default() };
         }
-        Names { tried, residual: self.residual(&evidence), ..Names::default() }
+        Names { tried, residual: self.residual(&evidence, sample.as_ref()), ..Names::default() }
     }
 
     /// What the error looks like in what leaves least of it: the roundings of another arithmetic hide that.
-    fn residual(&self, evidence: &Evidence<'_>) -> Option<String> {
-        let bases = (0..=self.others.len()).filter_map(|at| Some(self.base(at)?.1));
-        let left = |base: &&Base| self.beside(base).0;
-        let least = bases.min_by(|a, b| left(a).total_cmp(&left(b))).unwrap_or(&self.base);
+    fn residual(&self, evidence: &Evidence<'_>, sample: Option<&Sample<'_, '_>>) -> Option<String> {
+        let left = |at: usize| {
+            let on_sample = sample.and_then(|sample| sample.left_in(&self.hypotheses().nth(at)?.arithmetic));
+            on_sample.or_else(|| Some(self.beside(self.base(at)?.1).0)).unwrap_or(f64::INFINITY)
+        };
+        let least = (0..=self.others.len()).min_by(|a, b| left(*a).total_cmp(&left(*b)));
+        let (_, least) = self.base(least?)?;
         let evidence = Evidence { exact: &least.exact, bound: &least.bound, ..*evidence };
         self.rows(&evidence).map(|rows| describe(&rows))
     }

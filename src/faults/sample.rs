@@ -272,7 +272,7 @@ impl<'s, 'a> Sample<'s, 'a> {
 
     /// The squared distance in an arithmetic; `None` where rows are not computed each by itself. A weight is multiplied as it is
     /// stored.
-    fn left_in(&self, arithmetic: &Arithmetic) -> Option<f64> {
+    pub fn left_in(&self, arithmetic: &Arithmetic) -> Option<f64> {
         let Suspect { node, args, recorded, .. } = *self.suspect;
         let rule = node.rule.filter(|_| self.axis.is_some())?;
         let values = match &self.columns {

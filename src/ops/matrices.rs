@@ -18,7 +18,7 @@ use super::bound::{SUBNORMAL_F16, TINY_F32, UNIT_F16, UNIT_F32, accumulation};
 use super::source::{Args, Data, Source};
 use crate::arithmetic::cache_blocks;
 use crate::arithmetic::cuda_blocks::{Blocks, Form};
-use crate::arithmetic::product::{group_sums, multiply};
+use crate::arithmetic::product::{FEW_ROWS, group_sums, multiply};
 use crate::arithmetic::round::{self, Rounded, Rounding};
 use crate::arithmetic::{Arithmetic, HalfSums, Narrow, Operands, Storing};
 use crate::error::{Error, Result};
@@ -32,8 +32,13 @@ const TILE_ELEMENTS: usize = 1 << 18;
 /// The same where this many rows meet it, which are packed anew for every tile.
 const TILE_ELEMENTS_MANY: usize = 1 << 21;
 const MANY_ROWS: usize = 256;
+/// The same where few rows meet it, which cost less than to decode it: what was decoded is still near when it is multiplied, in
+/// f64 too. (A tenth of an audit of four rows of each matmul.)
+const TILE_ELEMENTS_FEW: usize = 1 << 16;
 /// Rows of a tile at least: products of fewer keep no register busy.
 const TILE_ROWS_MIN: usize = 64;
+/// The same where few rows meet it.
+const TILE_ROWS_MIN_FEW: usize = 8;
 /// Rows of a tile at most: work for several threads.
 const TILE_ROWS_MAX: usize = 512;
 /// Values of f32 in a line of a processor's cache.
@@ -301,9 +306,14 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
         finish: impl Fn(T, f64) -> O + Sync,
     ) -> Vec<O> {
         let (m, k) = (self.outputs(), x.cols);
+        let most = self.meetings.iter().map(|meeting| meeting.pairs.len()).max().unwrap_or(0);
         let many = self.meetings.iter().all(|meeting| meeting.pairs.len() >= MANY_ROWS);
-        let elements = if many { TILE_ELEMENTS_MANY } else { TILE_ELEMENTS };
-        let tile_rows = (elements / k.max(1)).clamp(TILE_ROWS_MIN, TILE_ROWS_MAX);
+        let (elements, least) = match most {
+            _ if many => (TILE_ELEMENTS_MANY, TILE_ROWS_MIN),
+            most if most < FEW_ROWS => (TILE_ELEMENTS_FEW, TILE_ROWS_MIN_FEW),
+            _ => (TILE_ELEMENTS, TILE_ROWS_MIN),
+        };
+        let tile_rows = (elements / k.max(1)).clamp(least, TILE_ROWS_MAX);
         let gathered: Vec<Cow<'_, [T]>> =
             self.meetings.iter().map(|meeting| gather(x, &meeting.pairs)).collect();
         let tasks: Vec<(usize, Range<usize>)> = (0..self.meetings.len())

@@ -50,7 +50,7 @@ impl Passes<'_> {
         if of_first.is_empty() {
             return Ok(());
         }
-        let names = self.named(assumed, &[first], (&of_first, &findings.certain()), |_, _| true)?;
+        let names = self.named(assumed, &[first], (&of_first, findings), |_, _| true)?;
         if !names.nodes.get(&first).is_some_and(|finding| is_mistake(finding.diagnosis().0)) {
             return Ok(());
         }
@@ -60,7 +60,7 @@ impl Passes<'_> {
         findings.take_names(names);
         let others = coarse.into_iter().filter(|id| *id != first && bands.contains_key(id));
         let others: Vec<Checkpoint> = others.take(DIAGNOSED_MAX - 1).collect();
-        findings.take_names(self.named(assumed, &others, (&bands, &findings.certain()), |_, _| true)?);
+        findings.take_names(self.named(assumed, &others, (&bands, findings), |_, _| true)?);
         Ok(())
     }
 }
