@@ -106,14 +106,18 @@ impl<'s, 'a> Trial<'s, 'a> {
 
     /// What the error looks like in what leaves least of it: the roundings of another arithmetic hide that.
     fn residual(&self, evidence: &Evidence<'_>, sample: Option<&Sample<'_, '_>>) -> Option<String> {
+        let (_, least) = self.base(self.least(sample))?;
+        let evidence = Evidence { exact: &least.exact, bound: &least.bound, ..*evidence };
+        self.rows(&evidence).map(|rows| describe(&rows))
+    }
+
+    /// Which of [`Trial::base`] leaves least, on the sample where there is one.
+    fn least(&self, sample: Option<&Sample<'_, '_>>) -> usize {
         let left = |at: usize| {
             let on_sample = sample.and_then(|sample| sample.left_in(&self.hypotheses().nth(at)?.arithmetic));
             on_sample.or_else(|| Some(self.beside(self.base(at)?.1).0)).unwrap_or(f64::INFINITY)
         };
-        let least = (0..=self.others.len()).min_by(|a, b| left(*a).total_cmp(&left(*b)));
-        let (_, least) = self.base(least?)?;
-        let evidence = Evidence { exact: &least.exact, bound: &least.bound, ..*evidence };
-        self.rows(&evidence).map(|rows| describe(&rows))
+        (0..=self.others.len()).min_by(|a, b| left(*a).total_cmp(&left(*b))).unwrap_or(0)
     }
 
     /// Mistakes in nodes before it that were not recorded, where what can happen to any value is all that was `found` and leaves
@@ -183,13 +187,18 @@ impl<'s, 'a> Trial<'s, 'a> {
     }
 
     /// Mistakes of any value, fitted to each of the others that the node may have been computed in: what comes nearest without a
-    /// mistake may be a coarser one, and a factor that is fitted to that is off by its rounding.
+    /// mistake may be a coarser one, and a factor that is fitted to that is off by its rounding. What explains little is fitted
+    /// to the one that leaves least.
     fn refitted(&self, sample: Option<&Sample<'_, '_>>, tried: &[Attempt]) -> Vec<Named> {
-        let is_near =
-            |one: &Attempt| fault::find(one.fault.name).is_some_and(is_general) && one.explains >= PROMISING;
-        if !tried.iter().any(is_near) {
-            return Vec::new();
-        }
+        let general = tried.iter().filter(|one| fault::find(one.fault.name).is_some_and(is_general));
+        let bases = match general.map(|one| one.explains).fold(0.0, f64::max) {
+            explains if explains >= PROMISING => 1..=self.others.len(),
+            explains if explains >= PARTIAL => {
+                let least = self.least(sample);
+                least.max(1)..=least
+            }
+            _ => return Vec::new(),
+        };
         let refit = |at: usize| {
             let (_, base) = self.base(at)?;
             let source = |slot: usize| self.source(slot);
@@ -201,7 +210,7 @@ impl<'s, 'a> Trial<'s, 'a> {
             });
             Some(named.collect::<Vec<Named>>()).filter(|found| !found.is_empty())
         };
-        (1..=self.others.len()).find_map(refit).unwrap_or_default()
+        bases.into_iter().find_map(refit).unwrap_or_default()
     }
 
     /// A mistake with the value that explains the steps before: a fit to a single row may end elsewhere.

@@ -11,7 +11,7 @@ use parity_dump::manifest::Producer;
 use parity_dump::{Dump, Writer};
 use tempfile::TempDir;
 
-use crate::support::audited::{F16, audit_all, id, model, origins, recorded, run};
+use crate::support::audited::{F16, Q4, audit_all, id, model, origins, recorded, run};
 use crate::support::program;
 use crate::support::samples::sample;
 
@@ -109,6 +109,19 @@ fn a_mistake_in_plain_arithmetic_is_preferred_to_a_coarser_one_that_nobody_decla
         let (_folder, dump) = foreign(&whole, keep, |x| x);
         let audited = program::audit(&dump, Path::new(F16), &["--allow-missing"]);
         assert_ne!(audited.code, 1, "{numerics}: {}", audited.report["first_divergence"]);
+    }
+}
+
+/// A product that is wrong shows little of what it was computed in: the others do.
+#[test]
+fn a_wrong_product_is_named_in_what_the_others_are_computed_in() {
+    for (numerics, model) in sample("arithmetics and models", 2, [("f32", Q4), ("f32", F16), ("f16", Q4)]) {
+        let (_faulty, faulty) = run(model, &["--numerics", numerics, "--inject", "data.scaled=1.005@logits"]);
+        let (_folder, dump) = foreign(&faulty, |_| true, |x| x);
+        let audited = program::audit(&dump, Path::new(model), &["--allow-missing"]);
+        let first = &audited.report["first_divergence"];
+        assert_eq!((audited.code, audited.first.as_str()), (1, "logits"), "{numerics}: {first}");
+        assert_eq!(first["diagnosis"][0]["fault"], "data.scaled", "{numerics}: {first}");
     }
 }
 
