@@ -111,8 +111,9 @@ impl<'s, 'a> Trial<'s, 'a> {
         self.rows(&evidence).map(|rows| describe(&rows))
     }
 
-    /// Which of [`Trial::base`] leaves least, on the sample where there is one.
+    /// Which of [`Trial::base`] leaves least; of a large node on the sample, though chance decides between those that are alike.
     fn least(&self, sample: Option<&Sample<'_, '_>>) -> usize {
+        let sample = sample.filter(|_| self.work() > PAIR_WORK_MAX);
         let left = |at: usize| {
             let on_sample = sample.and_then(|sample| sample.left_in(&self.hypotheses().nth(at)?.arithmetic));
             on_sample.or_else(|| Some(self.beside(self.base(at)?.1).0)).unwrap_or(f64::INFINITY)
@@ -186,9 +187,8 @@ impl<'s, 'a> Trial<'s, 'a> {
         found
     }
 
-    /// Mistakes of any value, fitted to each of the others that the node may have been computed in: what comes nearest without a
-    /// mistake may be a coarser one, and a factor that is fitted to that is off by its rounding. What explains little is fitted
-    /// to the one that leaves least.
+    /// Mistakes of any value, fitted to the others that the node may have been computed in: what comes nearest without a mistake may
+    /// be a coarser one, by whose rounding a factor is off. What explains little is fitted to the one that leaves least.
     fn refitted(&self, sample: Option<&Sample<'_, '_>>, tried: &[Attempt]) -> Vec<Named> {
         let general = tried.iter().filter(|one| fault::find(one.fault.name).is_some_and(is_general));
         let bases = match general.map(|one| one.explains).fold(0.0, f64::max) {
@@ -272,10 +272,15 @@ impl<'s, 'a> Trial<'s, 'a> {
         left.is_finite().then_some(1.0 - left)
     }
 
+    /// Multiplications of the node.
+    fn work(&self) -> usize {
+        let args = self.suspect.args;
+        args.elements().saturating_mul(args.get(0).map_or(1, |source| source.shape()[3]))
+    }
+
     /// Two mistakes at once: each of those that explain much, with every other.
     fn pairs(&self, tried: &[Attempt], sample: Option<&Sample<'_, '_>>) -> Vec<Named> {
-        let args = self.suspect.args;
-        let work = args.elements().saturating_mul(args.get(0).map_or(1, |source| source.shape()[3]));
+        let work = self.work();
         let mut firsts: Vec<&Attempt> = tried.iter().filter(|one| one.explains > PARTIAL).collect();
         firsts.sort_by(|a, b| b.explains.total_cmp(&a.explains));
         let mut seen: Vec<&str> = Vec::new();
