@@ -199,9 +199,12 @@ impl<'a> Replay<'a> {
         self.of.labelled.labels.get(id).copied().flatten()
     }
 
-    /// Multiplications of the products and of attention that are computed again with a mistake in these nodes.
+    /// Multiplications of the products and of attention that are computed again with a mistake in these nodes: what lies before the
+    /// first of them is known from others.
     pub fn work(&self, nodes: &[Id]) -> usize {
-        let here = self.through.iter().map(|&id| work(&self.of.labelled.program.graph, id));
+        let first = nodes.iter().copied().min().unwrap_or(0);
+        let behind = self.through.iter().filter(|id| **id >= first);
+        let here = behind.map(|&id| work(&self.of.labelled.program.graph, id));
         let before = self.history.iter().filter(|history| history.touches(nodes)).map(History::work);
         here.chain(before).fold(0, usize::saturating_add)
     }

@@ -28,6 +28,9 @@ pub(super) const EXPLAINS_MIN: f64 = 0.9;
 /// Share from which on nobody asks for another number.
 const CERTAIN: f64 = 0.9999;
 
+/// Spellings of a mistake in one node that are tried before those of others that have more.
+const SPELLINGS: usize = 3;
+
 /// What is recorded under another name, which what was not recorded is not: out of sight it is a bias that is added twice.
 const MISNAMED: &str = "linear.bias_included";
 
@@ -292,23 +295,15 @@ fn out_of_sight(suspect: &Suspect<'_>, replay: &Replay<'_>, nodes: &[Rewrite]) -
 /// Every mistake of each node, another layer's weights, and experts by the tokens that went to them.
 fn hypotheses(suspect: &Suspect<'_>, replay: &Replay<'_>) -> Vec<Hypothesis> {
     let graph = &suspect.node.program.graph;
-    let mut out: Vec<Hypothesis> = Vec::new();
     let scene = Scene::new(graph);
-    // What happens to a result, nobody sees there.
-    let specific = || fault::entries().filter(|entry| !entry.ops.is_empty() && entry.name != MISNAMED);
-    for &id in replay.through.iter().chain([&suspect.node.id]) {
-        let faults = specific().flat_map(|entry| entry.all_at(&scene, id));
-        // Of the suspect's own mistakes those are left that reach what was not recorded.
-        let faults =
-            faults.filter(|fault| id != suspect.node.id || matches!(fault.rewrite.change, Change::Pass(_)));
-        out.extend(
-            faults
-                .map(|fault| Hypothesis { nodes: passed_on(graph, &replay.through, &fault.rewrite), fault }),
-        );
+    // One piece of code is wrong more often than one node.
+    let mut out = of_all_alike(graph, &scene, &replay.through);
+    // What has a dozen spellings is tried last: of a whole model not all that may be wrong in a node can be tried.
+    for is_listed in [false, true] {
+        out.extend(of_nodes(suspect, &scene, &replay.through, is_listed));
     }
     out.extend(of_products_with_bias(suspect, &scene, &replay.through));
     out.extend(of_scaled_embedding(graph, &scene, &replay.through));
-    out.extend(of_all_alike(graph, &scene, &replay.through));
     let products: Vec<Id> =
         replay.through.iter().copied().filter(|&id| graph.get(id).op == Op::MulMatId).collect();
     let mut groups: Vec<Vec<Id>> = products.iter().map(|&product| vec![product]).collect();
@@ -332,6 +327,22 @@ fn hypotheses(suspect: &Suspect<'_>, replay: &Replay<'_>) -> Vec<Hypothesis> {
         told.insert((one.fault.text.clone(), nodes))
     });
     out
+}
+
+/// Mistakes of each node by itself, of entries of many spellings or of others.
+fn of_nodes(suspect: &Suspect<'_>, scene: &Scene<'_>, through: &[Id], is_listed: bool) -> Vec<Hypothesis> {
+    let graph = &suspect.node.program.graph;
+    // What happens to a result, nobody sees there.
+    let specific = || fault::entries().filter(|entry| !entry.ops.is_empty() && entry.name != MISNAMED);
+    let of = |id: Id| {
+        let faults = specific().map(move |entry| entry.all_at(scene, id));
+        let faults = faults.filter(move |all| (all.len() > SPELLINGS) == is_listed).flatten();
+        // Of the suspect's own mistakes those are left that reach what was not recorded.
+        faults.filter(move |fault| id != suspect.node.id || matches!(fault.rewrite.change, Change::Pass(_)))
+    };
+    // Its own cost next to nothing.
+    let all = [&suspect.node.id].into_iter().chain(through).flat_map(|id| of(*id));
+    all.map(|fault| Hypothesis { nodes: passed_on(graph, through, &fault.rewrite), fault }).collect()
 }
 
 /// An embedding that is scaled behind what was recorded of it: of what norms read, which shows in the share of epsilon alone.
