@@ -24,6 +24,10 @@ pub struct Simulated {
     pub beyond: f64,
     /// Whether rows of position 0 all are, if any was recorded.
     pub first_beyond: bool,
+    /// Distance of the row in the middle of all, relative: a mistake in a few rows does not move it.
+    pub usual: f64,
+    /// Whether rounding explains most rows where it does not explain all.
+    pub explains_most: bool,
     /// Unit roundoff of the type that values were taken to be kept in.
     pub unit: f64,
     /// What keys and values were taken to be cached as, where it is not the type of other values, or what the operands of some
@@ -40,34 +44,21 @@ pub struct Simulated {
 
 impl Simulated {
     /// One node over all its rows, of an arithmetic of f32.
-    pub fn of(steps: &dyn Steps, id: Checkpoint, exact: &Rows, runs: &[Rows]) -> Option<Simulated> {
-        // Of each row: its position, its distance and the largest of the disturbed ones', both absolute, and its size.
-        let mut rows: Vec<(u32, f64, f64, f64)> = Vec::new();
-        for ((step, _), exact) in exact.iter().filter(|((_, known), _)| *known == id) {
-            let recorded = steps.tensor(*step, id)?;
-            let width = exact.len().checked_div(recorded.positions.len()).filter(|width| *width > 0)?;
-            let apart =
-                |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
-            for (row, (&position, exact)) in recorded.positions.iter().zip(exact.chunks(width)).enumerate() {
-                let values: Vec<f64> =
-                    recorded.values[row * width..][..width].iter().map(|x| f64::from(*x)).collect();
-                let spread = runs
-                    .iter()
-                    .map(|run| run.get(&(*step, id)).map(|all| apart(&all[row * width..][..width], exact)));
-                let spread = spread.collect::<Option<Vec<f64>>>()?.into_iter().fold(0.0, f64::max);
-                rows.push((position, apart(&values, exact), spread, apart(exact, &vec![0.0; width])));
-            }
-        }
-        let total =
-            |of: fn(&(u32, f64, f64, f64)) -> f64| rows.iter().map(|row| of(row).powi(2)).sum::<f64>().sqrt();
-        let size = total(|row| row.3);
-        let (distance, spread) = (total(|row| row.1) / size, total(|row| row.2) / size);
-        let over = |row: &(u32, f64, f64, f64)| row.1 / (SCATTER * row.2.max(spread * row.3));
+    pub fn of(steps: &dyn Steps, id: Checkpoint, exact: &Rows, runs: &[&Rows]) -> Option<Simulated> {
+        let rows = rows_of(steps, id, exact, runs)?;
+        let total = |of: fn(&Row) -> f64| rows.iter().map(|row| of(row).powi(2)).sum::<f64>().sqrt();
+        let size = total(|row| row.size);
+        let (distance, spread) = (total(|row| row.distance) / size, total(|row| row.spread) / size);
+        let over = |row: &Row| row.distance / (SCATTER * row.spread.max(spread * row.size));
+        let is_beyond = |row: &Row| !(over(row) <= HEALTHY);
         let worst = rows.iter().max_by(|a, b| over(a).total_cmp(&over(b)))?;
         let band = SCATTER * spread;
-        let beyond = rows.iter().filter(|row| !(over(row) <= HEALTHY)).count() as f64 / rows.len() as f64;
-        let first_beyond = rows.iter().filter(|row| row.0 == 0).all(|row| !(over(row) <= HEALTHY));
-        let (over, position, unit) = (over(worst), worst.0, UNIT_F32);
+        let beyond = rows.iter().filter(|row| is_beyond(row)).count() as f64 / rows.len() as f64;
+        let first_beyond = rows.iter().filter(|row| row.position == 0).all(is_beyond);
+        let mut apart: Vec<f64> = rows.iter().map(|row| row.distance / row.size).collect();
+        apart.sort_by(f64::total_cmp);
+        let (usual, explains_most) = (apart[apart.len() / 2], explains_most(&rows, &is_beyond));
+        let (over, position, unit) = (over(worst), worst.position, UNIT_F32);
         Some(Simulated {
             distance,
             band,
@@ -75,6 +66,8 @@ impl Simulated {
             position,
             beyond,
             first_beyond,
+            usual,
+            explains_most,
             unit,
             named: None,
             declares_cache: false,
@@ -96,6 +89,54 @@ impl Simulated {
     pub fn most(&self) -> f64 {
         most(if self.known { self.unit } else { UNIT_F32 }, self.declares_cache)
     }
+}
+
+/// One row of a node.
+struct Row {
+    step: usize,
+    position: u32,
+    /// How far it is from what an arithmetic computes, and the largest distance of the disturbed executions from that.
+    distance: f64,
+    spread: f64,
+    size: f64,
+}
+
+/// All recorded rows of a node; `None` where one was not executed.
+fn rows_of(steps: &dyn Steps, id: Checkpoint, exact: &Rows, runs: &[&Rows]) -> Option<Vec<Row>> {
+    let apart = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+    let mut rows = Vec::new();
+    for ((step, _), exact) in exact.iter().filter(|((_, known), _)| *known == id) {
+        let (step, recorded) = (*step, steps.tensor(*step, id)?);
+        let width = exact.len().checked_div(recorded.positions.len()).filter(|width| *width > 0)?;
+        for (row, (&position, exact)) in recorded.positions.iter().zip(exact.chunks(width)).enumerate() {
+            let here = row * width..(row + 1) * width;
+            let values: Vec<f64> = recorded.values[here.clone()].iter().map(|x| f64::from(*x)).collect();
+            let spread = runs.iter().map(|run| Some(apart(&run.get(&(step, id))?[here.clone()], exact)));
+            let spread = spread.collect::<Option<Vec<f64>>>()?.into_iter().fold(0.0, f64::max);
+            let size = apart(exact, &vec![0.0; width]);
+            rows.push(Row { step, position, distance: apart(&values, exact), spread, size });
+        }
+    }
+    Some(rows)
+}
+
+/// Of single rows of steps, which an engine may compute otherwise from step to step as others come and go beside them, how many
+/// must be explained for each that is not.
+const SINGLE: usize = 4;
+
+/// Whether rounding explains most rows of every step in which some are beyond it, or of all steps of one row together. An engine
+/// computes the rows of a step alike: what moves some of them and leaves the others where f32 rounds them is none of its
+/// arithmetics. The first token attends to itself alone, in whatever arithmetic.
+fn explains_most(rows: &[Row], is_beyond: &dyn Fn(&Row) -> bool) -> bool {
+    let mut counts: IndexMap<usize, [usize; 2]> = IndexMap::new();
+    for row in rows.iter().filter(|row| row.position > 0) {
+        counts.entry(row.step).or_default()[usize::from(is_beyond(row))] += 1;
+    }
+    let (single, several): (Vec<_>, Vec<_>) =
+        counts.into_values().partition(|[explained, beyond]| explained + beyond == 1);
+    let [explained, beyond] = single.into_iter().fold([0, 0], |[a, b], [c, d]| [a + c, b + d]);
+    explained >= SINGLE * beyond
+        && several.iter().all(|[explained, beyond]| *beyond == 0 || explained > beyond)
 }
 
 /// Whether rounding explains a node.
@@ -126,11 +167,16 @@ impl Best {
         self.nodes.get(id).is_some_and(is_settled)
     }
 
-    /// Whether an arithmetic may still be the engine's after what it leaves of a node: one that explains it leaves no more
-    /// than another that rounds as the engine does not.
-    pub fn may_be(&self, id: &Checkpoint, found: &Simulated) -> bool {
-        let known = self.nodes.get(id).filter(|known| known.known && is_explained(known));
-        known.is_none_or(|known| found.distance <= NEARER * known.distance)
+    /// Whether rounding explains a node by something.
+    pub fn is_explained(&self, id: &Checkpoint) -> bool {
+        self.nodes.get(id).is_some_and(is_explained)
+    }
+
+    /// Whether an arithmetic may still be the engine's that is so far from the usual row of a node: one that explains it leaves
+    /// no more than another that rounds as the engine does not.
+    pub fn may_be(&self, id: &Checkpoint, usual: f64) -> bool {
+        let known = self.nodes.get(id).filter(|known| known.explains_most);
+        known.is_none_or(|known| usual <= NEARER * known.usual)
     }
 
     /// Whether an arithmetic of f32 explains most of so many nodes.
@@ -143,9 +189,12 @@ impl Best {
         for (&id, &found) in &all {
             // The first that explains it and hides nothing, otherwise the one that comes nearest.
             let better = |known: &Simulated| match (is_explained(&found), is_explained(known)) {
-                // What may turn out to be the engine's is kept for that.
+                // What comes much nearer is, and what may turn out to be the engine's is kept for that.
+                (true, true) if NEARER * found.usual <= known.usual => true,
                 (true, true) => !is_settled(known) && (is_settled(&found) || known.known && !found.known),
-                (explained, false) => explained || !(found.over >= known.over),
+                (true, false) => !known.explains_most || found.usual <= NEARER * known.usual,
+                (false, false) if found.explains_most != known.explains_most => found.explains_most,
+                (false, false) => !(found.over >= known.over),
                 (false, true) => false,
             };
             if self.nodes.get(&id).is_none_or(better) {

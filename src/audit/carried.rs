@@ -132,9 +132,21 @@ pub fn simulated(
             let (aside, open, mut rows) = (Aside::default(), IndexSet::new(), Rows::new());
             let how = numerics.map_or(Run::Exact, |_| Run::Disturbed(number as u64));
             let (arithmetic, aside, open, rows) = (Arithmetic::EXACT, &aside, &open, &mut rows);
-            let (mix, bounds) = (None, None);
-            let disturbed =
-                Disturbed { step, steps, labelled, lost, arithmetic, mix, how, aside, bounds, open, rows };
+            let (mix, copies, bounds) = (None, None, None);
+            let disturbed = Disturbed {
+                step,
+                steps,
+                labelled,
+                lost,
+                arithmetic,
+                mix,
+                copies,
+                how,
+                aside,
+                bounds,
+                open,
+                rows,
+            };
             let (first, is_first) = (&mut first, number == 0);
             let mut watch = Watch { disturbed, numerics: *numerics, ids, first, is_first, see };
             machine.step_until(&labelled.program, last, &|id| labelled.input(steps, step, id), &mut watch)?;

@@ -2,7 +2,7 @@
 
 use super::attentions::{ATTENTIONS, LLAMA_ATTENTION, name_of_cache};
 use super::node::{IN_F32, ON_CPU};
-use super::storage_types::{IN_BETTER, IN_ROWS, ON_CANDLE, PRODUCTS};
+use super::storage_types::{IN_BETTER, IN_ROWS, ON_CANDLE, PRODUCTS, name_of_copies};
 use crate::numerics::Storage;
 use crate::ops::bound::{UNIT_BF16, UNIT_F16, UNIT_F32, storage_unit, unit_of};
 
@@ -11,7 +11,10 @@ use crate::ops::bound::{UNIT_BF16, UNIT_F16, UNIT_F32, storage_unit, unit_of};
 pub fn coarseness(name: &str) -> Option<f64> {
     let narrow = PRODUCTS.iter().chain(&ATTENTIONS).find(|(known, _)| *known == name);
     let caches = [Storage::F32, Storage::F16, Storage::Bf16];
-    let cache = || caches.into_iter().find(|kv| name_of_cache(*kv) == name).map(storage_unit);
+    let cache = || {
+        let is_it = |kept: &Storage| [name_of_cache(*kept), name_of_copies(*kept)].contains(&name);
+        caches.into_iter().find(is_it).map(storage_unit)
+    };
     narrow.map(|(_, narrow)| unit_of(*narrow)).or_else(cache).or_else(|| match name {
         IN_F32 | IN_BETTER => Some(UNIT_F32),
         // Operands that meet weights of f16 are rounded to that, others to blocks of eight bits.

@@ -5,6 +5,7 @@
 //! engine computes nodes of one kind alike in all layers. One that lies far from the others of its kind, which are explained,
 //! is no arithmetic of the engine but a mistake.
 
+mod copies;
 mod first_row;
 mod mixed;
 mod packed;
@@ -223,6 +224,7 @@ impl<'a> Passes<'a> {
         simulated.iter().for_each(|(id, simulated)| findings.at(*id).settle(*simulated));
         self.prefer_plain(assumed, &simulated, findings)?;
         self.mixed(assumed, findings)?;
+        self.copies(assumed, shown, findings)?;
         open.retain(|id| findings.nodes[id].is_wrong() && findings.nodes[id].diagnosis().0.is_empty());
         let bands = open.iter().filter_map(|id| Some((*id, findings.nodes[id].band()?))).collect();
         self.name_simulated(assumed, &bands, findings)?;
@@ -375,37 +377,6 @@ impl<'a> Passes<'a> {
         devices.excuse(&mut findings);
         of.set(None);
         Ok(findings)
-    }
-
-    /// An engine whose products are those of the narrow values that were recorded, none of better ones, goes on with these in
-    /// its attention too.
-    fn goes_on_with_them(&self, assumed: &mut Assumed, findings: &mut Findings) -> Result<()> {
-        let Some([narrow, better]) = storage_types::readings(assumed.kept) else { return Ok(()) };
-        let explains = |id: &Checkpoint, name| {
-            findings
-                .nodes
-                .get(id)
-                .is_some_and(|finding| finding.is_healthy() && finding.computed_in.contains(name))
-        };
-        let graphs = self.graphs.iter().take(1).map(|(_, labelled)| labelled);
-        let products: HashSet<Checkpoint> =
-            graphs.flat_map(|labelled| labelled.products()).map(|(_, id)| id).collect();
-        let attention: HashSet<Checkpoint> = findings
-            .nodes
-            .keys()
-            .filter(|id| attentions::attends(id.kind()) && explains(id, better))
-            .copied()
-            .collect();
-        if attention.is_empty()
-            || products.iter().any(|id| explains(id, better))
-            || !products.iter().any(|id| explains(id, narrow))
-        {
-            return Ok(());
-        }
-        assumed.may_be_better = false;
-        let again = self.run(assumed, &|id| attention.contains(&id))?;
-        findings.nodes.extend(again.nodes);
-        Ok(())
     }
 
     /// What values of f32 explain, in the sharpest attention that explains a kind of nodes; what was taken for that is

@@ -337,6 +337,15 @@ pub fn readings(kept: Storage) -> Option<[&'static str; 2]> {
     }
 }
 
+/// What it is called that nodes read copies in a narrower type of what was recorded.
+pub fn name_of_copies(kept: Storage) -> &'static str {
+    match kept {
+        Storage::F32 => "values read as they were recorded",
+        Storage::F16 => "copies in f16 of what was recorded",
+        Storage::Bf16 => "copies in bf16 of what was recorded",
+    }
+}
+
 /// What attention may be computed in over keys and values that are kept so, by an engine that keeps its values in a type: it
 /// reads them as they are or rounded to that type.
 pub fn over_packed(

@@ -6,6 +6,7 @@ mod attentions;
 mod audit;
 mod backends;
 mod caches;
+mod copies;
 mod cuda_caches;
 mod cut_out;
 mod declared;

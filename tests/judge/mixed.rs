@@ -62,7 +62,7 @@ impl Mixed<'_> {
     }
 }
 
-fn is_product(id: Checkpoint) -> bool {
+pub fn is_product(id: Checkpoint) -> bool {
     use Kind::{AttnOut, FfnGate, FfnOut, FfnUp, KProj, Logits, QProj, VProj};
     matches!(id.kind(), QProj | KProj | VProj | AttnOut | FfnGate | FfnUp | FfnOut | Logits)
 }
@@ -92,7 +92,7 @@ fn of_single_rows(id: Checkpoint, rows: usize) -> bool {
 }
 
 /// What modules give, products with their biases added.
-fn of_modules(kind: Kind) -> bool {
+pub fn of_modules(kind: Kind) -> bool {
     use Kind::{
         AttnNorm, AttnOut, Embed, FfnGate, FfnNorm, FfnOut, FfnUp, FinalNorm, K, LayerOut, Logits, Q, V,
     };

@@ -15,10 +15,10 @@ use super::super::attentions::attends;
 use super::super::best::{NEARER, Simulated};
 use super::super::needed::needed;
 use super::super::possible::{Mix, Rows};
-use super::super::simulate::SCATTERED;
+use super::super::simulate::{SCATTERED, Stretch};
 use super::{APART, Assumed, Findings, Passes};
 use crate::arithmetic::{Arithmetic, Narrow, Weights};
-use crate::audit::Finding;
+use crate::audit::{Finding, Labelled};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
 use crate::numerics::Storage;
@@ -32,6 +32,9 @@ const ALIKE: [&[Narrow]; 3] =
 
 /// Nodes that no such mix explains, before the others are given up: a mistake in one is one in all layers as a rule.
 const UNEXPLAINED_MAX: usize = 2;
+
+/// Steps of one row, and of several, that mixes are tried in.
+const STEPS: usize = 2;
 
 /// What was taken for a mix.
 #[derive(Default)]
@@ -123,7 +126,9 @@ impl Passes<'_> {
 
     /// What an engine may have rounded before a node; `None` where no mix of roundings is much nearer to it than none.
     fn mix_before(&self, id: Checkpoint) -> Result<Option<Mix>> {
-        let (stretch, only) = (self.known(), IndexSet::from([id]));
+        let few = self.few_steps(id);
+        let stretch = Stretch::of_known(self.steps, few, self.gguf);
+        let only = IndexSet::from([id]);
         let apart = |mix: &Mix| stretch.mixed(mix).apart(mix.arithmetic(), &only);
         let plain = stretch.explained(Arithmetic::EXACT, &only)?;
         let Some(plain) = plain.get(&id) else { return Ok(None) };
@@ -158,6 +163,20 @@ impl Passes<'_> {
         Ok(None)
     }
 
+    /// The first steps, until a node was recorded in a few of several rows and in a few of one: what is rounded in these is in all,
+    /// and a hundred mixes are tried.
+    fn few_steps(&self, id: Checkpoint) -> &[(usize, &Labelled)] {
+        let rows = |(step, _): &(usize, &Labelled)| self.steps.rows(*step, id);
+        let of_one = |rows: &usize| *rows == 1;
+        let count = |graphs: &[(usize, &Labelled)]| {
+            let (one, several): (Vec<usize>, Vec<usize>) = graphs.iter().filter_map(rows).partition(of_one);
+            [one, several].map(|steps| steps.len().min(STEPS))
+        };
+        let all = count(self.graphs);
+        let first = (0..self.graphs.len()).find(|last| count(&self.graphs[..=*last]) == all);
+        first.map_or(self.graphs, |last| &self.graphs[..=last])
+    }
+
     /// The steps in which operands may be rounded: all, and where some have one row and others several, either.
     fn rows(&self) -> impl Iterator<Item = Rows> + use<> {
         let is_of_one = |step: usize| self.steps.positions(step).len() == 1;
@@ -187,7 +206,7 @@ impl Passes<'_> {
 }
 
 /// Those of some nodes that were computed across others, in the order of the graph.
-fn crossed(findings: &Findings, is: &dyn Fn(&Finding) -> bool) -> IndexSet<Checkpoint> {
+pub(super) fn crossed(findings: &Findings, is: &dyn Fn(&Finding) -> bool) -> IndexSet<Checkpoint> {
     let crosses = |finding: &Finding| is(finding) && !finding.bridged.is_empty();
     let order = findings.order.iter().copied();
     order.filter(|id| findings.nodes.get(id).is_some_and(crosses)).collect()

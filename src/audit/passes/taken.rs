@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::{APART, Assumed, Passes};
 use crate::arithmetic::Narrow;
 use crate::audit::bridge::Unseen;
-use crate::audit::{Finding, Findings, parts, shown_products, storage_types};
+use crate::audit::{Finding, Findings, attentions, parts, shown_products, storage_types};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
 use crate::numerics::Storage;
@@ -42,6 +42,37 @@ impl Passes<'_> {
             let tried = Assumed { unseen, ..assumed.clone() };
             self.take(findings, assumed, &tried, name)?;
         }
+        Ok(())
+    }
+
+    /// An engine whose products are those of the narrow values that were recorded, none of better ones, goes on with these in
+    /// its attention too.
+    pub(super) fn goes_on_with_them(&self, assumed: &mut Assumed, findings: &mut Findings) -> Result<()> {
+        let Some([narrow, better]) = storage_types::readings(assumed.kept) else { return Ok(()) };
+        let explains = |id: &Checkpoint, name| {
+            findings
+                .nodes
+                .get(id)
+                .is_some_and(|finding| finding.is_healthy() && finding.computed_in.contains(name))
+        };
+        let graphs = self.graphs.iter().take(1).map(|(_, labelled)| labelled);
+        let products: HashSet<Checkpoint> =
+            graphs.flat_map(|labelled| labelled.products()).map(|(_, id)| id).collect();
+        let attention: HashSet<Checkpoint> = findings
+            .nodes
+            .keys()
+            .filter(|id| attentions::attends(id.kind()) && explains(id, better))
+            .copied()
+            .collect();
+        if attention.is_empty()
+            || products.iter().any(|id| explains(id, better))
+            || !products.iter().any(|id| explains(id, narrow))
+        {
+            return Ok(());
+        }
+        assumed.may_be_better = false;
+        let again = self.run(assumed, &|id| attention.contains(&id))?;
+        findings.nodes.extend(again.nodes);
         Ok(())
     }
 

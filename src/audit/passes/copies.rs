@@ -1,0 +1,106 @@
+//! An engine whose nodes read copies in a narrow type of what others computed in f32, which is what was recorded.
+//!
+//! Matrix units give sums in f32, and what reads them reads numbers of f16 or bf16 (OpenVINO's precision hint, autocast by hand):
+//! such a dump shows no narrow number, so that it looks like one of an engine of f32, and nodes behind what was not recorded lie
+//! a thousand times further off than f32 rounds. Which nodes read copies is not known: norms of such an engine read what was
+//! recorded, and products behind them copies. So the stretch is simulated with every copy rounded either way.
+
+use std::collections::HashMap;
+
+use indexmap::IndexSet;
+
+use super::super::attentions::attention;
+use super::super::best::{Simulated, scouts};
+use super::super::shown_products::Shown;
+use super::super::storage_types::products;
+use super::mixed::crossed;
+use super::{Assumed, Findings, Passes};
+use crate::arithmetic::{Arithmetic, Narrow, Operands};
+use crate::audit::Finding;
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::error::Result;
+use crate::numerics::{Numerics, Products, Storage};
+use crate::ops::bound::HEALTHY;
+
+/// Share of its error that a mistake explains of a node whose name stands, whatever else would explain the node.
+const WHOLLY: f64 = 0.999;
+
+impl Passes<'_> {
+    /// Takes wrong nodes that have no name, as most of their kind are wrong, for what an engine computes of such copies. Where nobody
+    /// declares a narrow type they are undecided.
+    pub(super) fn copies(
+        &self,
+        assumed: &Assumed,
+        shown: Option<Shown>,
+        findings: &mut Findings,
+    ) -> Result<()> {
+        if assumed.kept != Storage::F32 {
+            return Ok(());
+        }
+        let declared = self.steps.declared();
+        let mut wrong = self.mostly_wrong(findings);
+        if wrong.is_empty() {
+            return Ok(());
+        }
+        let in_f32 = self.known().explained(Arithmetic::EXACT, &wrong)?;
+        wrong.retain(|id| in_f32.get(id).is_some_and(|found| !found.explains_most));
+        for (kept, own) in types(declared, shown).into_iter().flat_map(arithmetics) {
+            let stretch = self.known().reading_copies(kept);
+            let some = stretch.explained(own, &scouts(&wrong))?;
+            let is_narrow = own.narrow != Storage::F32;
+            let explains = |found: &Simulated| found.over <= HEALTHY;
+            // The sharper one is it where it explains all.
+            let is_likely = some.values().any(explains) && (is_narrow || some.values().all(explains));
+            if !is_likely {
+                continue;
+            }
+            let all = stretch.explained(own, &wrong)?;
+            for (id, mut found) in all.into_iter().filter(|(_, found)| explains(found)) {
+                found.known = declared.is_some();
+                findings.at(id).settle(found);
+                findings.at(id).forget_names();
+            }
+            break;
+        }
+        Ok(())
+    }
+
+    /// Wrong nodes behind what was not recorded that have no name, of kinds of which most are.
+    fn mostly_wrong(&self, findings: &Findings) -> IndexSet<Checkpoint> {
+        let mut counts: HashMap<Kind, [usize; 2]> = HashMap::new();
+        for id in crossed(findings, &|finding| finding.judged > 0) {
+            let [wrong, all] = counts.entry(id.kind()).or_default();
+            *wrong += usize::from(findings.nodes[&id].is_wrong());
+            *all += 1;
+        }
+        let is_named =
+            |finding: &Finding| finding.diagnosis().0.first().is_some_and(|first| first.explains >= WHOLLY);
+        let mut wrong = crossed(findings, &|finding| finding.is_wrong() && !is_named(finding));
+        wrong.retain(|id| {
+            let [wrong, all] = counts[&id.kind()];
+            2 * wrong > all
+        });
+        wrong
+    }
+}
+
+/// What an engine may compute in whose nodes read copies of a type: with operands of products and of attention alone rounded to it,
+/// or all that lies between, in an order that nobody knows.
+fn arithmetics(kept: Storage) -> [(Storage, Arithmetic); 2] {
+    let narrow = if kept == Storage::F16 { Narrow::F16 } else { Narrow::Bf16 };
+    let all = Arithmetic { narrow: kept, cache: kept, ..products(narrow) };
+    [(kept, attention(narrow)), (kept, all)]
+}
+
+/// The types that such copies may have.
+fn types(declared: Option<Numerics>, shown: Option<Shown>) -> Vec<Storage> {
+    match (declared, shown.map(|shown| shown.operands)) {
+        (Some(Numerics { storage, .. }), _) if storage != Storage::F32 => vec![storage],
+        (Some(Numerics { products: Products::F16, .. }), _) => vec![Storage::F16],
+        (Some(Numerics { products: Products::Bf16, .. }), _) => vec![Storage::Bf16],
+        (None, None) => vec![Storage::F16, Storage::Bf16],
+        (None, Some(Operands::Both(Narrow::F16))) => vec![Storage::F16],
+        (None, Some(Operands::Both(Narrow::Bf16))) => vec![Storage::Bf16],
+        _ => Vec::new(),
+    }
+}

@@ -1,0 +1,177 @@
+//! Which of the arithmetics that an engine may have explains each of some nodes best.
+//!
+//! An execution as it is says how far each of them lies from what was recorded, and costs a tenth of what it takes to say how
+//! much of that is rounding. The engine's own lies much nearer than the others, as a rule: what comes much nearer than all
+//! before it is disturbed at once, and the others only where that does not explain the nodes.
+
+use indexmap::{IndexMap, IndexSet};
+
+use super::super::best::{Best, NEARER, Simulated, scouts};
+use super::super::possible;
+use super::super::shown_products::Shown;
+use super::super::{Labelled, Steps, attentions};
+use super::{RUNS, Stretch};
+use crate::arithmetic::Arithmetic;
+use crate::checkpoint::Checkpoint;
+use crate::error::Result;
+use crate::gguf::Gguf;
+use crate::numerics::Storage;
+use crate::ops::bound::{HEALTHY, UNIT_F32};
+use crate::watch;
+
+/// How many times what a single disturbed execution explains an arithmetic may leave of a scout: several lie a few per cent
+/// apart, unless little of what rounds shows in one of them.
+pub const SCATTERED: f64 = 4.0;
+
+/// Simulates what lies before `open` nodes, for an engine that keeps its values in `kept`; of the arithmetics that it may
+/// have, the one that explains most: of those whose products are computed as the recorded ones are `shown` to be.
+///
+/// # Errors
+/// Those of the machine.
+pub fn simulate(
+    steps: &dyn Steps,
+    graphs: &[(usize, &Labelled)],
+    gguf: &Gguf,
+    (kept, shown): (Storage, Option<Shown>),
+    open: &IndexSet<Checkpoint>,
+) -> Result<IndexMap<Checkpoint, Simulated>> {
+    let is_known = |unit: f64| unit <= UNIT_F32 || kept != Storage::F32 || possible::declares_narrow(steps);
+    let two_products = steps.declared().and_then(attentions::in_two_products);
+    let tried = possible::arithmetics(steps, (kept, shown), two_products);
+    let attention = two_products.map(|one| one.flash);
+    let stretch = Stretch { is_known: &is_known, shown, attention, ..Stretch::of_known(steps, graphs, gguf) };
+    let attending = stretch.attending(open);
+    let mut search = Search { stretch: &stretch, open, attending, best: Best::default() };
+    search.all(tried)?;
+    let Search { mut best, .. } = search;
+    if watch::is_over() {
+        // What was tried explains some; of the others nobody knows what the rest would say.
+        best.nodes.retain(|_, found| found.over <= HEALTHY);
+        return Ok(best.nodes);
+    }
+    // Those that nothing explains are shown as far as they are from f32.
+    let rest: IndexSet<Checkpoint> = open.iter().copied().filter(|id| !best.nodes.contains_key(id)).collect();
+    if !rest.is_empty() {
+        best.take(stretch.explained(Arithmetic::EXACT, &rest)?);
+    }
+    best.settle();
+    Ok(best.nodes)
+}
+
+/// How far the usual rows of nodes are from what an arithmetic computes, relative.
+type Distances = IndexMap<Checkpoint, f64>;
+
+struct Search<'a> {
+    stretch: &'a Stretch<'a>,
+    open: &'a IndexSet<Checkpoint>,
+    /// Those of them that attention lies before which was not recorded.
+    attending: IndexSet<Checkpoint>,
+    best: Best,
+}
+
+/// An arithmetic that is tried.
+#[derive(Clone, Copy)]
+struct Tried {
+    arithmetic: Arithmetic,
+    /// Whether nothing like it but for attention was tried before.
+    is_new: bool,
+    /// Whether it may turn out to be the engine's, or comes much nearer than all before it.
+    is_likely: bool,
+}
+
+impl Search<'_> {
+    /// Tries arithmetics, the likeliest of which come first.
+    fn all(&mut self, tried: IndexSet<Arithmetic>) -> Result<()> {
+        // What does not show in attention, of the arithmetics that were tried.
+        let mut plain: IndexSet<Arithmetic> = IndexSet::new();
+        let (mut least, mut later) = (Distances::new(), Vec::new());
+        for (number, arithmetic) in tried.into_iter().enumerate() {
+            let Arithmetic { flash, cache, .. } = Arithmetic::EXACT;
+            let is_new = plain.insert(Arithmetic { flash, cache, ..arithmetic });
+            let tried = Tried { arithmetic, is_new, is_likely: true };
+            let rest = self.rest(tried);
+            if watch::is_over() || self.is_settled() {
+                return Ok(());
+            }
+            if rest.is_empty() {
+                continue;
+            }
+            let apart = self.stretch.executed(arithmetic, &scouts(&rest), 0)?.found()?;
+            let apart: Distances = apart.into_iter().map(|(id, found)| (id, found.usual)).collect();
+            let is_much_nearer =
+                |(id, apart): (&Checkpoint, &f64)| least.get(id).is_none_or(|least| NEARER * apart <= *least);
+            let is_first = number == 0 || apart.iter().any(is_much_nearer);
+            for (id, apart) in &apart {
+                let least = least.entry(*id).or_insert(f64::INFINITY);
+                *least = least.min(*apart);
+            }
+            match is_first {
+                true => self.one(tried)?,
+                false => {
+                    later.push((Tried { is_likely: self.stretch.is_known(&arithmetic), ..tried }, apart))
+                }
+            }
+        }
+        let is_near = |apart: &Distances| apart.iter().any(|(id, apart)| *apart <= NEARER * least[id]);
+        later.sort_by_key(|(_, apart)| !is_near(apart));
+        for (tried, apart) in later {
+            if watch::is_over() || self.is_settled() {
+                return Ok(());
+            }
+            if apart.iter().any(|(id, apart)| self.best.may_be(id, *apart)) {
+                self.one(tried)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_settled(&self) -> bool {
+        self.open.iter().all(|id| self.best.is_settled(id))
+    }
+
+    /// The nodes that an arithmetic may show in and that are not settled. Of one that nobody declares, and that is no nearer than
+    /// others, it is not asked whether it explains what another one explains.
+    fn rest(&self, tried: Tried) -> IndexSet<Checkpoint> {
+        let is_open =
+            |id: &Checkpoint| !self.best.is_settled(id) && (tried.is_likely || !self.best.is_explained(id));
+        self.shown(tried).filter(is_open).collect()
+    }
+
+    /// The nodes that an arithmetic may show in: those behind attention, where something like it was tried before.
+    fn shown(&self, tried: Tried) -> impl Iterator<Item = Checkpoint> {
+        self.open.iter().copied().filter(move |id| tried.is_new || self.attending.contains(id))
+    }
+
+    /// Tries one of them.
+    fn one(&mut self, tried: Tried) -> Result<()> {
+        let (rest, shown) = (self.rest(tried), self.shown(tried).collect::<IndexSet<Checkpoint>>());
+        if rest.is_empty() {
+            return Ok(());
+        }
+        // What most nodes are explained by in f32 is asked of all of them: by that the others are weighed.
+        let all = if self.best.explains_most_in_f32(shown.len()) { &rest } else { &shown };
+        // One disturbed execution of a few nodes says of most arithmetics that they are none of this engine's.
+        let some = scouts(&rest);
+        let mut executed = self.stretch.executed(tried.arithmetic, &some, 1)?;
+        let scouted = executed.found()?;
+        if watch::is_over() {
+            return Ok(());
+        }
+        let may_be = |(id, found): (&Checkpoint, &Simulated)| {
+            found.over <= SCATTERED * HEALTHY && self.best.may_be(id, found.usual)
+        };
+        if !scouted.iter().any(may_be) {
+            self.best.take(scouted.into_iter().filter(|(_, found)| !(found.over <= HEALTHY)).collect());
+            return Ok(());
+        }
+        match *all == some {
+            true => executed.disturb(RUNS)?,
+            false => executed = self.stretch.executed(tried.arithmetic, all, RUNS)?,
+        }
+        let found = executed.found()?;
+        if !watch::is_over() {
+            self.best.take(found);
+        }
+        Ok(())
+    }
+}
