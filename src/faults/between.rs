@@ -337,12 +337,18 @@ fn of_nodes(suspect: &Suspect<'_>, scene: &Scene<'_>, through: &[Id], is_listed:
     let of = |id: Id| {
         let faults = specific().map(move |entry| entry.all_at(scene, id));
         let faults = faults.filter(move |all| (all.len() > SPELLINGS) == is_listed).flatten();
-        // Of the suspect's own mistakes those are left that reach what was not recorded.
-        faults.filter(move |fault| id != suspect.node.id || matches!(fault.rewrite.change, Change::Pass(_)))
+        faults.map(move |fault| Hypothesis { nodes: passed_on(graph, through, &fault.rewrite), fault })
+    };
+    // Of the suspect's own mistakes those are left that reach what was not recorded.
+    let own = suspect.node.id;
+    let reaches = |one: &Hypothesis| {
+        one.fault.rewrite.node != own
+            || matches!(one.fault.rewrite.change, Change::Pass(_))
+            || one.nodes.iter().all(|rewrite| rewrite.node != own)
     };
     // Its own cost next to nothing.
-    let all = [&suspect.node.id].into_iter().chain(through).flat_map(|id| of(*id));
-    all.map(|fault| Hypothesis { nodes: passed_on(graph, through, &fault.rewrite), fault }).collect()
+    let all = [&own].into_iter().chain(through).flat_map(|id| of(*id));
+    all.filter(reaches).collect()
 }
 
 /// An embedding that is scaled behind what was recorded of it: of what norms read, which shows in the share of epsilon alone.
@@ -402,9 +408,19 @@ fn of_all_layers(suspect: &Suspect<'_>, scene: &Scene<'_>, through: &[Id]) -> Ve
     let of_layers = kinds.iter().map(|(_, ids)| ids).filter(|ids| layers(ids) > 1);
     let mut out = Vec::new();
     let known = kinds.iter().any(|(_, ids)| layers(ids) > 1 && *ids == norms);
-    for ids in of_layers.chain(Some(&norms).filter(|norms| norms.len() > 1 && !known)) {
+    // Keys may be left as they are, or cached before they are rotated, and queries not.
+    let is_key = |id: &Id| labels(*id).is_some_and(|label| label.kind() == Kind::KRope);
+    let keys: Vec<Id> = through.iter().copied().filter(is_key).collect();
+    let norms = Some(&norms).filter(|norms| norms.len() > 1 && !known);
+    for (ids, most) in of_layers
+        .chain(norms)
+        .map(|ids| (ids, usize::MAX))
+        .chain(Some((&keys, SPELLINGS)).filter(|(keys, _)| layers(keys) > 1))
+    {
         for entry in fault::entries().filter(|entry| !entry.ops.is_empty()) {
-            for fault in entry.all_at(scene, ids[0]) {
+            for fault in
+                Some(entry.all_at(scene, ids[0])).filter(|all| all.len() <= most).into_iter().flatten()
+            {
                 let of = |&id: &Id| Some(entry.at(scene, id, &fault.argument)?.rewrite);
                 let Some(nodes) = ids.iter().map(of).collect::<Option<Vec<Rewrite>>>() else { continue };
                 out.push(Hypothesis { nodes, fault });

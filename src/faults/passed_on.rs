@@ -6,10 +6,16 @@ use parity_graph::{Graph, Id, Op};
 /// Nodes on the way, at most: two of a norm with its weight, two of a layer around its parts.
 const WAY_MAX: usize = 4;
 
-/// A rewrite; where it passes on such values, as one of each node on the way, of those that lie between (`through`).
+/// A rewrite; where it passes on such values, or a node behind those that lie between (`through`) reads them, as one of each
+/// node on the way.
 pub fn passed_on(graph: &Graph, through: &[Id], rewrite: &Rewrite) -> Vec<Rewrite> {
     let way = match rewrite.change {
         Change::Pass(with) => way((graph, through), rewrite.node, graph.origin(with), WAY_MAX),
+        Change::Source { slot, with: Some(with) } if !through.contains(&rewrite.node) => {
+            let read = graph.src(rewrite.node, slot).map(|source| graph.origin(source));
+            let read = read.filter(|source| through.contains(source));
+            read.and_then(|source| way((graph, through), source, graph.origin(with), WAY_MAX))
+        }
         _ => None,
     };
     way.unwrap_or_else(|| vec![rewrite.clone()])

@@ -125,6 +125,30 @@ fn a_wrong_product_is_named_in_what_the_others_are_computed_in() {
     }
 }
 
+/// Of logits alone not every mistake of every node can be tried: what one piece of code does to all layers comes first, and then
+/// what has few spellings.
+#[test]
+fn mistakes_anywhere_in_a_model_are_named_of_its_logits() {
+    let keys = (0..4).map(|layer| format!("rope.position_zero@blk.{layer}.k_rope")).collect();
+    let one = |spec: &str| vec![spec.to_owned()];
+    let cases = [
+        (one("logits.no_norm"), "logits.no_norm"),
+        (one("linear.no_bias"), "linear.no_bias"),
+        (keys, "rope.position_zero"),
+        (one("norm.unit_offset"), "norm.unit_offset"),
+    ];
+    for (wrong, fault) in sample("mistakes", 1, cases) {
+        let specs = wrong.iter().flat_map(|spec| ["--inject", spec]);
+        let numerics = ["--numerics", "f32"];
+        let (_faulty, faulty) = run(F16, &numerics.into_iter().chain(specs).collect::<Vec<_>>());
+        let (_folder, dump) = foreign(&faulty, |kind| kind == Kind::Logits, |x| x);
+        let audited = program::audit(&dump, Path::new(F16), &["--allow-missing"]);
+        let first = &audited.report["first_divergence"];
+        let found = (audited.code, audited.first.as_str(), audited.fault.as_str());
+        assert_eq!(found, (1, "logits", fault), "{wrong:?}: {first}");
+    }
+}
+
 /// What rounding explains across everything in an engine that keeps bf16 would hide mistakes.
 #[test]
 fn what_cannot_be_bridged_says_what_it_needs() {
