@@ -167,11 +167,6 @@ impl Best {
         self.nodes.get(id).is_some_and(is_settled)
     }
 
-    /// Whether rounding explains a node by something.
-    pub fn is_explained(&self, id: &Checkpoint) -> bool {
-        self.nodes.get(id).is_some_and(is_explained)
-    }
-
     /// Whether an arithmetic may still be the engine's that is so far from the usual row of a node: one that explains it leaves
     /// no more than another that rounds as the engine does not.
     pub fn may_be(&self, id: &Checkpoint, usual: f64) -> bool {

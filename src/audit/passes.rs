@@ -224,10 +224,12 @@ impl<'a> Passes<'a> {
         simulated.iter().for_each(|(id, simulated)| findings.at(*id).settle(*simulated));
         self.prefer_plain(assumed, &simulated, findings)?;
         self.mixed(assumed, findings)?;
-        self.copies(assumed, shown, findings)?;
         open.retain(|id| findings.nodes[id].is_wrong() && findings.nodes[id].diagnosis().0.is_empty());
         let bands = open.iter().filter_map(|id| Some((*id, findings.nodes[id].band()?))).collect();
-        self.name_simulated(assumed, &bands, findings)?;
+        // An engine of f32 of which a mistake leaves nothing reads no copies.
+        if !self.name_simulated(assumed, &bands, findings)? {
+            self.copies(assumed, shown, findings)?;
+        }
         self.unseen_caches((assumed.kept, shown), findings)
     }
 
@@ -305,19 +307,20 @@ impl<'a> Passes<'a> {
     }
 
     /// Names what is wrong with the first of nodes whose bounds are too wide to tell one mistake from another, since nothing
-    /// shows in what attention before them was computed: by what rounding was `simulated` to leave of each.
+    /// shows in what attention before them was computed: by what rounding was `simulated` to leave of each; whether it
+    /// has a name then.
     fn name_simulated(
         &self,
         assumed: &Assumed,
         simulated: &HashMap<Checkpoint, f64>,
         findings: &mut Findings,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let Some(first) = findings.order.iter().find(|id| simulated.contains_key(*id)).copied() else {
-            return Ok(());
+            return Ok(false);
         };
         let names = self.named(assumed, &[first], (simulated, findings), |_, _| true)?;
         findings.take_names(names);
-        Ok(())
+        Ok(!findings.nodes[&first].diagnosis().0.is_empty())
     }
 
     /// A pass over all steps in which any node is looked at; with a diagnosis, rows of different steps stand by themselves.

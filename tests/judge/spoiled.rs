@@ -22,7 +22,7 @@ use crate::support::samples::sample;
 const MODEL: &str = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
 /// Spoilings without SPOILINGS, and so many of them in a sample.
 const SPOILINGS: usize = 84;
-const SAMPLE: usize = 10;
+const SAMPLE: usize = 6;
 /// Share of them that must be found.
 const FOUND_MIN: f64 = 0.999;
 

@@ -75,8 +75,6 @@ struct Tried {
     arithmetic: Arithmetic,
     /// Whether nothing like it but for attention was tried before.
     is_new: bool,
-    /// Whether it may turn out to be the engine's, or comes much nearer than all before it.
-    is_likely: bool,
 }
 
 impl Search<'_> {
@@ -88,7 +86,7 @@ impl Search<'_> {
         for (number, arithmetic) in tried.into_iter().enumerate() {
             let Arithmetic { flash, cache, .. } = Arithmetic::EXACT;
             let is_new = plain.insert(Arithmetic { flash, cache, ..arithmetic });
-            let tried = Tried { arithmetic, is_new, is_likely: true };
+            let tried = Tried { arithmetic, is_new };
             let rest = self.rest(tried);
             if watch::is_over() || self.is_settled() {
                 return Ok(());
@@ -107,9 +105,7 @@ impl Search<'_> {
             }
             match is_first {
                 true => self.one(tried)?,
-                false => {
-                    later.push((Tried { is_likely: self.stretch.is_known(&arithmetic), ..tried }, apart))
-                }
+                false => later.push((tried, apart)),
             }
         }
         let is_near = |apart: &Distances| apart.iter().any(|(id, apart)| *apart <= NEARER * least[id]);
@@ -129,12 +125,9 @@ impl Search<'_> {
         self.open.iter().all(|id| self.best.is_settled(id))
     }
 
-    /// The nodes that an arithmetic may show in and that are not settled. Of one that nobody declares, and that is no nearer than
-    /// others, it is not asked whether it explains what another one explains.
+    /// The nodes that an arithmetic may show in and that are not settled.
     fn rest(&self, tried: Tried) -> IndexSet<Checkpoint> {
-        let is_open =
-            |id: &Checkpoint| !self.best.is_settled(id) && (tried.is_likely || !self.best.is_explained(id));
-        self.shown(tried).filter(is_open).collect()
+        self.shown(tried).filter(|id| !self.best.is_settled(id)).collect()
     }
 
     /// The nodes that an arithmetic may show in: those behind attention, where something like it was tried before.
