@@ -1,20 +1,14 @@
 //! Engines whose matrix units give sums in f32, which is what is recorded, and whose nodes read copies of them in bf16.
 
-use std::path::Path;
-
 use half::bf16;
-use parity::arithmetic::Arithmetic;
 use parity::checkpoint::{Checkpoint, Kind};
 use parity::engine::op_by_op::compute;
 use parity::ops::{Args, Strided, rule};
-use parity_dump::Element;
 use parity_graph::Op;
 
-use crate::mixed::{is_product, of_modules};
+use crate::mixed::{audited_in_f32, is_product, of_modules};
 use crate::precision::product;
-use crate::support::edited::MODEL;
-use crate::support::graphs::foreign::Engine;
-use crate::support::program::{Audited, audit};
+use crate::support::program::Audited;
 use crate::support::samples::sample;
 
 fn rounded(x: f32) -> f32 {
@@ -60,18 +54,7 @@ impl Copying {
             own[first..].iter_mut().filter(|_| is_row || is_all).for_each(|value| *value *= factor);
             Some(own)
         };
-        let some = |id: Checkpoint| of_modules(id.kind());
-        let engine = Engine {
-            kept: Element::F32,
-            computes: &computes,
-            some: &some,
-            arithmetic: Arithmetic::EXACT,
-            stores: |x| x,
-        };
-        let folder = tempfile::tempdir().unwrap();
-        let dump = folder.path().join("dump");
-        engine.record_steps(Path::new(MODEL), self.steps, &dump);
-        audit(&dump, Path::new(MODEL), &[&["--allow-missing"], declared].concat())
+        audited_in_f32(&computes, of_modules, self.steps, declared)
     }
 }
 

@@ -12,6 +12,7 @@ use parity_dump::Element;
 use crate::precision::{product, tf32};
 use crate::support::edited::MODEL;
 use crate::support::graphs::foreign::Engine;
+use crate::support::graphs::record::Mistake;
 use crate::support::program::{Audited, audit};
 use crate::support::samples::sample;
 
@@ -47,19 +48,24 @@ impl Mixed<'_> {
             }
             Some(values)
         };
-        let some = |id: Checkpoint| (self.evidence)(id.kind());
-        let engine = Engine {
-            kept: Element::F32,
-            computes: &computes,
-            some: &some,
-            arithmetic: Arithmetic::EXACT,
-            stores: |x| x,
-        };
-        let folder = tempfile::tempdir().unwrap();
-        let dump = folder.path().join("dump");
-        engine.record_steps(Path::new(MODEL), self.steps, &dump);
-        audit(&dump, Path::new(MODEL), &["--allow-missing"])
+        audited_in_f32(&computes, self.evidence, self.steps, &[])
     }
+}
+
+/// What an audit says of an engine of f32 that records the `evidence` of some steps.
+pub fn audited_in_f32(
+    computes: Mistake<'_>,
+    evidence: fn(Kind) -> bool,
+    steps: &[usize],
+    more: &[&str],
+) -> Audited {
+    let some = |id: Checkpoint| evidence(id.kind());
+    let (kept, arithmetic) = (Element::F32, Arithmetic::EXACT);
+    let engine = Engine { kept, computes, some: &some, arithmetic, stores: |x| x };
+    let folder = tempfile::tempdir().unwrap();
+    let dump = folder.path().join("dump");
+    engine.record_steps(Path::new(MODEL), steps, &dump);
+    audit(&dump, Path::new(MODEL), &[&["--allow-missing"], more].concat())
 }
 
 pub fn is_product(id: Checkpoint) -> bool {

@@ -14,6 +14,7 @@ use super::super::best::{Simulated, scouts};
 use super::super::shown_products::Shown;
 use super::super::storage_types::products;
 use super::mixed::crossed;
+use super::unlike::WHOLLY;
 use super::{Assumed, Findings, Passes};
 use crate::arithmetic::{Arithmetic, Narrow, Operands};
 use crate::audit::Finding;
@@ -21,9 +22,6 @@ use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
 use crate::numerics::{Numerics, Products, Storage};
 use crate::ops::bound::HEALTHY;
-
-/// Share of its error that a mistake explains of a node whose name stands, whatever else would explain the node.
-const WHOLLY: f64 = 0.999;
 
 impl Passes<'_> {
     /// Takes wrong nodes that have no name, as most of their kind are wrong, for what an engine computes of such copies. Where nobody

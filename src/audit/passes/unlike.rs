@@ -66,7 +66,7 @@ pub(super) fn is_in_any_order(finding: &Finding) -> bool {
 /// Up to how many times its bound a node is barely wrong.
 const BARELY: f64 = 2.0;
 /// Share of the error that a mistake leaves nothing but rounding of.
-const WHOLLY: f64 = 0.999;
+pub(super) const WHOLLY: f64 = 0.999;
 
 /// Takes the name of a mistake from a node that is barely wrong, where it leaves more than f32 rounds and the same node of
 /// other layers is explained by a coarser arithmetic alone: what such an arithmetic rounds looks like many mistakes then.

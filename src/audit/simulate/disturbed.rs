@@ -85,9 +85,10 @@ impl Conductor<f64> for Disturbed<'_> {
         let beyond = |element: usize| cut.get_or_init(own).get(element).copied().unwrap_or_default();
         let mut values = arranged.of_node(&recorded.values, beyond);
         if let (Run::Disturbed(seed), Some(kept)) = (self.how, self.copies) {
-            let at = |i: usize| draw([seed, self.step as u64, node.id as u64, COPY as u64, i as u64]);
-            let rounded = |value: f64| storage_types::rounding(kept, value);
-            values.iter_mut().enumerate().for_each(|(i, value)| *value += rounded(*value) * at(i));
+            let off = |i: usize, value: f64| {
+                storage_types::rounding(kept, value) * self.draw(node.id, seed, COPY, i)
+            };
+            values.iter_mut().enumerate().for_each(|(i, value)| *value += off(i, *value));
         }
         Ok(Ok(values.into()))
     }
@@ -116,9 +117,7 @@ impl Disturbed<'_> {
             _ => None,
         };
         self.aside.note((self.step, node.id), self.how, (&rule.op, args, &arithmetic), &mut narrowed);
-        let key = |seed: u64, slot: usize, i: usize| {
-            draw([seed, self.step as u64, node.id as u64, slot as u64, i as u64])
-        };
+        let key = |seed: u64, slot: usize, i: usize| self.draw(node.id, seed, slot, i);
         if let Some(seed) = seed {
             narrowed.scatter(&rule.op, args, &arithmetic, |slot, i| key(seed, slot + 1, i));
             narrowed.disturb(&rule.op, args, self.arithmetic.narrow, |slot, i| key(seed, slot + 1, i));
@@ -144,9 +143,16 @@ impl Disturbed<'_> {
         }
         Ok(values)
     }
-}
 
-impl Disturbed<'_> {
+    /// A number in [-1, 1), the same for the same place: an element of a slot of a node.
+    fn draw(&self, node: usize, seed: u64, slot: usize, i: usize) -> f64 {
+        let mut z = 0u64;
+        for word in [seed, self.step as u64, node as u64, slot as u64, i as u64] {
+            z = random::mixed((z ^ word).wrapping_add(random::GAMMA));
+        }
+        random::unit(z)
+    }
+
     /// What rounding explains of a node, which of a product with a weight is computed once.
     fn bound(
         &self,
@@ -169,13 +175,4 @@ impl Disturbed<'_> {
         }
         own
     }
-}
-
-/// A number in [-1, 1), the same for the same key.
-fn draw(key: [u64; 5]) -> f64 {
-    let mut z = 0u64;
-    for word in key {
-        z = random::mixed((z ^ word).wrapping_add(random::GAMMA));
-    }
-    random::unit(z)
 }

@@ -10,7 +10,7 @@ use super::super::best::{Best, NEARER, Simulated, scouts};
 use super::super::possible;
 use super::super::shown_products::Shown;
 use super::super::{Labelled, Steps, attentions};
-use super::{RUNS, Stretch};
+use super::{Executions, RUNS, Stretch};
 use crate::arithmetic::Arithmetic;
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
@@ -94,8 +94,10 @@ impl Search<'_> {
             if rest.is_empty() {
                 continue;
             }
-            let apart = self.stretch.executed(arithmetic, &scouts(&rest), 0)?.found()?;
-            let apart: Distances = apart.into_iter().map(|(id, found)| (id, found.usual)).collect();
+            let (stretch, some) = (self.stretch, scouts(&rest));
+            let executed = stretch.executed(arithmetic, &some, 0)?;
+            let apart: Distances =
+                executed.found()?.into_iter().map(|(id, found)| (id, found.usual)).collect();
             let is_much_nearer =
                 |(id, apart): (&Checkpoint, &f64)| least.get(id).is_none_or(|least| NEARER * apart <= *least);
             let is_first = number == 0 || apart.iter().any(is_much_nearer);
@@ -104,7 +106,7 @@ impl Search<'_> {
                 *least = least.min(*apart);
             }
             match is_first {
-                true => self.one(tried)?,
+                true => self.one(tried, executed)?,
                 false => later.push((tried, apart)),
             }
         }
@@ -114,8 +116,9 @@ impl Search<'_> {
             if watch::is_over() || self.is_settled() {
                 return Ok(());
             }
-            if apart.iter().any(|(id, apart)| self.best.may_be(id, *apart)) {
-                self.one(tried)?;
+            let (stretch, some) = (self.stretch, scouts(&self.rest(tried)));
+            if !some.is_empty() && apart.iter().any(|(id, apart)| self.best.may_be(id, *apart)) {
+                self.one(tried, stretch.executed(tried.arithmetic, &some, 0)?)?;
             }
         }
         Ok(())
@@ -135,17 +138,13 @@ impl Search<'_> {
         self.open.iter().copied().filter(move |id| tried.is_new || self.attending.contains(id))
     }
 
-    /// Tries one of them.
-    fn one(&mut self, tried: Tried) -> Result<()> {
+    /// Tries one of them, which was `executed` as it is for scouts of the nodes that it may show in.
+    fn one(&mut self, tried: Tried, mut executed: Executions<'_>) -> Result<()> {
         let (rest, shown) = (self.rest(tried), self.shown(tried).collect::<IndexSet<Checkpoint>>());
-        if rest.is_empty() {
-            return Ok(());
-        }
         // What most nodes are explained by in f32 is asked of all of them: by that the others are weighed.
         let all = if self.best.explains_most_in_f32(shown.len()) { &rest } else { &shown };
         // One disturbed execution of a few nodes says of most arithmetics that they are none of this engine's.
-        let some = scouts(&rest);
-        let mut executed = self.stretch.executed(tried.arithmetic, &some, 1)?;
+        executed.disturb(1)?;
         let scouted = executed.found()?;
         if watch::is_over() {
             return Ok(());
@@ -157,11 +156,13 @@ impl Search<'_> {
             self.best.take(scouted.into_iter().filter(|(_, found)| !(found.over <= HEALTHY)).collect());
             return Ok(());
         }
-        match *all == some {
-            true => executed.disturb(RUNS)?,
-            false => executed = self.stretch.executed(tried.arithmetic, all, RUNS)?,
-        }
-        let found = executed.found()?;
+        let found = match all == executed.open {
+            true => {
+                executed.disturb(RUNS)?;
+                executed.found()?
+            }
+            false => self.stretch.explained(tried.arithmetic, all)?,
+        };
         if !watch::is_over() {
             self.best.take(found);
         }
