@@ -226,11 +226,13 @@ impl<'a> Passes<'a> {
         self.mixed(assumed, findings)?;
         open.retain(|id| findings.nodes[id].is_wrong() && findings.nodes[id].diagnosis().0.is_empty());
         let bands = open.iter().filter_map(|id| Some((*id, findings.nodes[id].band()?))).collect();
-        // An engine of f32 of which a mistake leaves nothing reads no copies.
-        if !self.name_simulated(assumed, &bands, findings)? {
+        let is_named = self.name_simulated(assumed, &bands, findings)?;
+        self.unseen_caches((assumed.kept, shown), findings)?;
+        // An engine of f32 of which a mistake or a cache leaves nothing reads no copies, which would explain it as well.
+        if !is_named {
             self.copies(assumed, shown, findings)?;
         }
-        self.unseen_caches((assumed.kept, shown), findings)
+        Ok(())
     }
 
     /// Judges some nodes, and names nothing.
