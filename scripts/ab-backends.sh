@@ -14,6 +14,7 @@
 #   B_ENV    variable of side B, that shows the device: GGML_VK_VISIBLE_DEVICES=0, CUDA_VISIBLE_DEVICES=0 (default: that of the
 #            library that is there; of Vulkan it takes llvmpipe too)
 #   FLAGS    further flags of parity ab
+#   JOBS     models at a time (default: cores)
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 usage='usage: scripts/ab-backends.sh LIBS OUT [MODEL.gguf…]'
@@ -36,24 +37,25 @@ if [ $# = 0 ]; then
     set -- "${models[@]}"
 fi
 cc -O1 -o "$out/driver" scripts/record/driver.c -ldl
-: >"$out/summary.txt"
-status=0
-for model in "$@"; do
-    name=$(basename "$model" .gguf) code=0
+variable_a=${A_ENV:-$variable=} variable_b=${B_ENV:-$variable=0} flags=${FLAGS:-}
+export parity out libs variable_a variable_b flags
+# What is said of one model.
+one() {
+    local model=$1 name code=0
+    name=$(basename "$model" .gguf)
     # Ids that every vocabulary here has.
     # shellcheck disable=SC2086
-    "$parity" ab --a-env "${A_ENV:-$variable=}" --b-env "${B_ENV:-$variable=0}" ${FLAGS:-} -o "$out/runs" --force \
-        --report "$out/report" -- "$out/driver" "$libs" "$model" 12,4 3 17 91 42 8 120 64 5 33 77 101 9 55 13 86 23 7 68 111 \
+    "$parity" ab --a-env "$variable_a" --b-env "$variable_b" $flags -o "$out/runs-$name" --force \
+        --report "$out/report-$name" -- "$out/driver" "$libs" "$model" 12,4 3 17 91 42 8 120 64 5 33 77 101 9 55 13 86 23 7 68 111 \
         >"$out/$name.txt" 2>"$out/$name.log" || code=$?
-    [ "$code" = 0 ] || status=1
-    mv -f "$out/report/report.json" "$out/$name.json" 2>/dev/null || true
-    {
-        printf '%s: exit code %s\n' "$name" "$code"
-        # The answer up to the table, and in which arithmetic each side computes.
-        sed -n '/^PARITY\|^DIVERGES\|^UNDECIDED/,/^$/{/^$/!s/^ *//p}' "$out/$name.txt" | sed 's/^/    /'
-        sed -n '/^note: .* computes with/,/^\(note\|$\)/{/^note: .*computes with\|^  /{s/^note: //;p}}' "$out/$name.txt" | sed 's/^ */    /'
-        grep -h '^error' "$out/$name.log" | sed 's/^/    /' || true
-    } | tee -a "$out/summary.txt"
-done
-rm -rf "$out/runs" "$out/report"
-exit "$status"
+    mv -f "$out/report-$name/report.json" "$out/$name.json" 2>/dev/null || true
+    rm -rf "$out/runs-$name" "$out/report-$name"
+    printf '%s: exit code %s\n' "$name" "$code"
+    # The answer up to the table, and in which arithmetic each side computes.
+    sed -n '/^PARITY\|^DIVERGES\|^UNDECIDED/,/^$/{/^$/!s/^ *//p}' "$out/$name.txt" | sed 's/^/    /'
+    sed -n '/^note: .* computes with/,/^\(note\|$\)/{/^note: .*computes with\|^  /{s/^note: //;p}}' "$out/$name.txt" | sed 's/^ */    /'
+    grep -h '^error' "$out/$name.log" | sed 's/^/    /' || true
+}
+export -f one
+printf '%s\0' "$@" | xargs -0 -n 1 -P "${JOBS:-$(nproc)}" bash -c 'text=$(one "$0"); printf "%s\n" "$text"' | tee "$out/summary.txt"
+grep -q ': exit code' "$out/summary.txt" && ! grep -q ': exit code [^0]' "$out/summary.txt"
