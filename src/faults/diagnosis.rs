@@ -239,7 +239,7 @@ impl<'s, 'a> Trial<'s, 'a> {
                 continue;
             }
             let Some(explained) = self.explained(&fault.rewrite.change) else { continue };
-            if accounts_for_it(&fault, &explained) {
+            if explained.is_by(&fault) {
                 if explained.explains >= PROMISING {
                     return Some(self.named(&fault, &explained));
                 }
@@ -257,7 +257,7 @@ impl<'s, 'a> Trial<'s, 'a> {
         let mut found = Vec::new();
         for fault in faults {
             let Some(explained) = self.explained(&fault.rewrite.change) else { continue };
-            match accounts_for_it(&fault, &explained) {
+            match explained.is_by(&fault) {
                 true => found.push(self.named(&fault, &explained)),
                 false => tried.push(Attempt { fault, explains: explained.explains }),
             }
@@ -406,13 +406,6 @@ impl<'s, 'a> Trial<'s, 'a> {
 
 /// Values that are infinite since their type is too narrow.
 pub const OVERFLOW: &str = "data.f16_overflow";
-
-/// Whether a mistake explains a node. What rounds the result is itself known to a rounding alone, which is enough for small
-/// errors of any kind: it has to account for most of one.
-fn accounts_for_it(fault: &Fault, explained: &Explained) -> bool {
-    let rounds = fault::find(fault.name).is_some_and(|entry| entry.rounds);
-    explained.whole && (!rounds || explained.explains >= PROMISING)
-}
 
 /// Whether a mistake can happen to any value.
 fn is_general(entry: &Entry) -> bool {

@@ -4,7 +4,7 @@
 use std::cell::OnceCell;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use parity_graph::fault::Scene;
+use parity_graph::fault::{self, Fault, Scene};
 use parity_graph::rewrite::{Change, Edit};
 
 use super::others::{Other, other};
@@ -22,6 +22,8 @@ pub const SLACK: f64 = 4.0;
 const OTHERS_MAX: usize = 7;
 /// Share of the squared error that a mistake seen in the values alone, or one that is computed in full, accounts for.
 pub const PROMISING: f64 = 0.9;
+/// The same of a mistake whose number is searched for: some number comes near any noise, a tenth of which must not be left.
+const FITTED: f64 = 1.0 - 0.1 * 0.1;
 /// Share of the error above which a second mistake is looked for besides the first.
 pub const PARTIAL: f64 = 0.3;
 /// Values of a weight that is changed as a whole, at most.
@@ -60,6 +62,19 @@ pub struct Explained {
     pub left: f64,
     /// Whether rounding explains that.
     pub whole: bool,
+}
+
+impl Explained {
+    /// Whether the mistake explains the node. What rounds the result is itself known to a rounding alone, which is enough for
+    /// small errors of any kind: it has to account for most of one.
+    pub fn is_by(&self, fault: &Fault) -> bool {
+        let least = fault::find(fault.name).map_or(0.0, |entry| match (entry.rounds, entry.is_searched()) {
+            (true, _) => PROMISING,
+            (_, true) => FITTED,
+            _ => 0.0,
+        });
+        self.whole && self.explains >= least
+    }
 }
 
 impl<'s, 'a> Trial<'s, 'a> {
