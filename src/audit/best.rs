@@ -200,8 +200,8 @@ impl Best {
     }
 
     /// Settles what is explained by an arithmetic alone that nobody declared, coarser than f32. Where an arithmetic of f32
-    /// explains most nodes, one that lies far from them is a mistake; where the coarse one explains most of several, it is
-    /// the engine's.
+    /// explains most nodes, one that lies far from them is a mistake; where the coarse one explains most of several, and is
+    /// nearer to them than f32, it is the engine's: another rounds what the engine does not, and is further off for that.
     pub fn settle(&mut self) {
         let explained = |all: &IndexMap<Checkpoint, Simulated>| -> Vec<Simulated> {
             all.values().copied().filter(is_explained).collect()
@@ -211,17 +211,48 @@ impl Best {
             let healthy = explained(all);
             (healthy.len(), healthy.iter().map(|found| found.over).fold(0.0, f64::max))
         });
-        let coarse = self.nodes.values().filter(|found| !found.known && is_explained(found)).count();
-        for (id, found) in self.nodes.iter_mut().filter(|(_, found)| !found.known && is_explained(found)) {
-            let in_f32 = sharpest.and_then(|all| all.get(id)).filter(|_| coarse < healthy);
-            match in_f32 {
+        let coarse = self.nodes.values().filter(|found| is_of_unknown(found)).count();
+        let in_f32 = |id: &Checkpoint| sharpest.and_then(|all| all.get(id));
+        let is_nearer = |(id, found): (&Checkpoint, &Simulated)| {
+            let mut of_f32 = self.of_f32.iter().filter_map(|all| all.get(id));
+            of_f32.all(|in_f32| found.usual < in_f32.usual)
+        };
+        let unknown = || self.nodes.iter().filter(|(_, found)| is_of_unknown(found));
+        let are_nearer = 2 * unknown().filter(|one| is_nearer(*one)).count() > coarse;
+        for (id, found) in self.nodes.iter_mut().filter(|(_, found)| is_of_unknown(found)) {
+            match in_f32(id).filter(|_| coarse < healthy) {
                 Some(in_f32) if !(in_f32.over <= APART * furthest) => *found = *in_f32,
                 // As all others, and but for what rounds in it.
                 Some(in_f32) if is_explained(in_f32) => found.known = healthy > 1,
-                _ => found.known = coarse > 1 && coarse >= healthy,
+                _ => found.known = coarse > 1 && coarse >= healthy && are_nearer,
+            }
+        }
+        self.doubt_others();
+    }
+
+    /// Where what nobody declared explains most nodes of a kind, and is not known to be the engine's, one that lies no further
+    /// from it than a few times as far as they do is no more wrong than they are.
+    fn doubt_others(&mut self) {
+        let mut kinds: IndexMap<Kind, (usize, usize, f64)> = IndexMap::new();
+        for (id, found) in &self.nodes {
+            let (explained, all, furthest) = kinds.entry(id.kind()).or_default();
+            *all += 1;
+            if is_of_unknown(found) {
+                (*explained, *furthest) = (*explained + 1, furthest.max(found.over));
+            }
+        }
+        for (id, found) in self.nodes.iter_mut().filter(|(_, found)| !found.known) {
+            let (explained, all, furthest) = kinds[&id.kind()];
+            if 2 * explained > all {
+                *found = found.widened(APART * furthest);
             }
         }
     }
+}
+
+/// Whether nothing but an arithmetic explains it that nothing shows to be the engine's.
+fn is_of_unknown(found: &Simulated) -> bool {
+    !found.known && is_explained(found)
 }
 
 /// Nodes of each kind that an arithmetic is tried on before all of them: an engine computes nodes of one kind alike in all
