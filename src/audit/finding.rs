@@ -170,6 +170,17 @@ impl Finding {
         self.rows_beyond.len()
     }
 
+    /// Whether each of its rows is explained, by this or by `other`, in which it is wrong too.
+    pub fn is_by_row(&self, other: &Finding) -> bool {
+        let is_finite = self.nonfinite == 0 && other.nonfinite == 0;
+        is_finite && self.judged > 0 && self.rows_beyond.is_disjoint(&other.rows_beyond)
+    }
+
+    /// The same where its rows are.
+    pub fn explained_by_row(self) -> Finding {
+        Finding { over: self.over.min(HEALTHY), rows_beyond: BTreeSet::new(), ..self }
+    }
+
     /// Takes the names of what is wrong with it.
     pub fn named_as(&mut self, other: Finding) {
         self.diagnosis = other.diagnosis.or(self.diagnosis.take());

@@ -350,7 +350,7 @@ pub(super) fn with_worst(mut part: Held, whole: Held) -> Held {
 }
 
 /// Two parts of one result, in their order.
-fn joined(mut held: Held, part: Held) -> Held {
+pub(super) fn joined(mut held: Held, part: Held) -> Held {
     held.squares.iter_mut().zip(part.squares).for_each(|(sum, more)| *sum += more);
     held.beyond.extend(part.beyond);
     held.nonfinite += part.nonfinite;

@@ -4,6 +4,8 @@
 //! Sums that are followed step by step in f16 cost a hundred times as much as products. Of a large product some outputs of a
 //! few tokens are; all others are bounded in any order.
 
+mod each_row;
+
 use std::collections::BTreeSet;
 
 use parity_graph::Op;
@@ -56,10 +58,14 @@ pub fn judge_sampled(
     if rule.op == Op::FlashAttn {
         return attention(&tokens, sight, &there, tried, rows);
     }
-    match likely(&tokens, &there, tried) {
+    let held = match likely(&tokens, &there, tried) {
         Some(likely) => of_device(&tokens, sight, &there, &likely, rows),
         None => sampled(&tokens, sight, &there, tried, rows),
+    }?;
+    if held.is_healthy() {
+        return Ok(held);
     }
+    Ok(each_row::explained(&tokens, &there, tried, &held)?.unwrap_or(held))
 }
 
 /// Attention, in the first of `tried` that explains a few tokens of it and then all that are looked at.

@@ -232,3 +232,33 @@ fn sums_may_read_products_before_they_are_rounded() {
         assert_eq!(found, wanted, "{kept:?}: {}", audited.report["reason"]);
     }
 }
+
+/// The last rows of a step may be multiplied by another kernel, which rounds operands or does not: each row is right by itself.
+/// One that is off by more than either is found.
+#[test]
+fn rows_of_one_step_may_be_computed_by_two_kernels() {
+    let brain: fn(f32) -> f32 = |x| bf16::from_f32(x).to_f32();
+    let half: fn(f32) -> f32 = |x| f16::from_f32(x).to_f32();
+    let exact: fn(f32) -> f32 = |x| x;
+    let kernels = [[brain, exact], [half, exact], [exact, brain], [exact, tf32]];
+    let cases = kernels.into_iter().flat_map(|kernels| [(kernels, 1), (kernels, 5)]);
+    for ([first, last], count) in sample("kernels and rows", 3, cases) {
+        for off in [1.0, 1.005] {
+            let computes = |id: Checkpoint, args: &Args<'_, f64>| -> Option<Vec<f64>> {
+                let (width, rows) = (args.shape[3], args.shape[2]);
+                let from = rows.saturating_sub(count) * width;
+                let mut values = is_product(id).then(|| product(args, first, |x| x))?;
+                values[from..].copy_from_slice(&product(args, last, |x| x)[from..]);
+                if id.to_string() == "blk.1.ffn_up" {
+                    let row = (rows - 1) * width;
+                    values[row..].iter_mut().for_each(|value| *value *= off);
+                }
+                Some(values)
+            };
+            let audited = audited_in_f32(&computes, |_| true, &[20], &[]);
+            let reason = audited.report["reason"].as_str().unwrap_or_default();
+            let wanted = if off > 1.0 { (1, "blk.1.ffn_up") } else { (0, "") };
+            assert_eq!((audited.code, &audited.first[..]), wanted, "{reason}");
+        }
+    }
+}
