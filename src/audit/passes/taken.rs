@@ -89,12 +89,14 @@ impl Passes<'_> {
         let mut other = self.explained(tried, &is_wrong)?;
         // Rows of one step may be multiplied by two kernels, and each be right by itself.
         let may_be_by_row = assumed.kept == Storage::F32 && tried.unseen.products.is_some();
-        let is_by_row = |(id, found): (&Checkpoint, &Finding)| {
-            let own = findings.nodes.get(id).filter(|_| may_be_by_row && found.is_wrong());
-            own.is_some_and(|own| found.is_by_row(own))
+        let by_row = |found: &Findings| -> HashSet<Checkpoint> {
+            let is_by_row = |(id, found): &(&Checkpoint, &Finding)| {
+                let own = findings.nodes.get(*id).filter(|_| may_be_by_row && found.is_wrong());
+                own.is_some_and(|own| found.is_by_row(own))
+            };
+            found.nodes.iter().filter(is_by_row).map(|(id, _)| *id).collect()
         };
-        let of_rows: HashSet<Checkpoint> =
-            other.nodes.iter().filter(|one| is_by_row(*one)).map(|(id, _)| *id).collect();
+        let of_rows = by_row(&other);
         // What other nodes are explained by is this as well, where none of what they read is such a half.
         let has_exceptions =
             |kind| tried.unseen.products != Some(Narrow::Tf32Away) && findings.has_exceptions(kind);
@@ -110,8 +112,7 @@ impl Passes<'_> {
             kinds.contains(&id.kind()) && other.nodes.get(&id).is_some_and(|found| !found.is_healthy())
         };
         let wholly = self.run(tried, &left)?;
-        let of_rows: HashSet<Checkpoint> =
-            wholly.nodes.iter().filter(|one| is_by_row(*one)).map(|(id, _)| *id).collect();
+        let of_rows = by_row(&wholly);
         if explained.is_empty() && of_rows.is_empty() {
             return Ok(explained);
         }
