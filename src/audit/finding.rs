@@ -96,6 +96,8 @@ pub struct Finding {
     pub computed_in: BTreeSet<&'static str>,
     /// Rows of a discrete node where rounding decides.
     pub near_ties: Vec<NearTie>,
+    /// Positions of rows whose operands were rounded, where those of others of the same step were not.
+    pub rounded_rows: BTreeSet<u32>,
     /// NaN and Inf that exact arithmetic has too.
     pub explained_nonfinite: u64,
     /// Nodes that were not recorded and computed again for it.
@@ -143,6 +145,7 @@ impl Finding {
         let mut beyond: Vec<u32> = held.beyond.iter().map(|&element| arranged.position(element)).collect();
         beyond.dedup();
         self.rows_beyond.extend(beyond);
+        self.rounded_rows.extend(held.rounded.iter().map(|&element| arranged.position(element)));
         self.nonfinite += held.nonfinite;
         self.explained_nonfinite += held.explained_nonfinite;
         self.arithmetic.extend(held.arithmetic);
@@ -168,17 +171,6 @@ impl Finding {
     /// How many rows are beyond their bounds.
     pub fn rows_beyond(&self) -> usize {
         self.rows_beyond.len()
-    }
-
-    /// Whether each of its rows is explained, by this or by `other`, in which it is wrong too.
-    pub fn is_by_row(&self, other: &Finding) -> bool {
-        let is_finite = self.nonfinite == 0 && other.nonfinite == 0;
-        is_finite && self.judged > 0 && self.rows_beyond.is_disjoint(&other.rows_beyond)
-    }
-
-    /// The same where its rows are.
-    pub fn explained_by_row(self) -> Finding {
-        Finding { over: self.over.min(HEALTHY), rows_beyond: BTreeSet::new(), ..self }
     }
 
     /// Takes the names of what is wrong with it.

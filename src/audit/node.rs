@@ -133,6 +133,8 @@ pub struct Held {
     pub explained_nonfinite: u64,
     /// Rows of a discrete result in which rounding decides.
     pub near_ties: Vec<Choice>,
+    /// An element of each row whose operands were rounded, where those of others were not.
+    pub rounded: Vec<usize>,
     /// Token rows that were screened instead, see `sample.rs`.
     pub screened: usize,
     /// Unit roundoff of the type that values were taken to be kept in.
@@ -376,6 +378,7 @@ pub(super) fn nothing() -> Held {
         nonfinite: 0,
         explained_nonfinite: 0,
         near_ties: Vec::new(),
+        rounded: Vec::new(),
         screened: 0,
         unit: storage_unit(Storage::F32),
         otherwise: None,

@@ -1,6 +1,7 @@
 //! Arithmetics that an engine may have, for what lies between two recorded nodes.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
 
 use indexmap::IndexSet;
 
@@ -53,19 +54,20 @@ fn with_cache(one: Arithmetic, cache: Storage) -> Arithmetic {
     Arithmetic { cache: if one.cache == Storage::F32 { cache } else { one.cache }, ..one }
 }
 
-/// The steps in which operands are rounded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The rows whose operands are rounded.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rows {
     Any,
     /// Steps of one row alone.
     One,
     /// All others.
     Several,
+    /// Those at these positions, whatever others of their step are.
+    At(Arc<BTreeSet<u32>>),
 }
 
 /// Which products round their operands, and to what, of an engine that rounds those of some and not of others: by the kind of the
-/// node, as where a library has no such kernel for a shape, or by how many rows a step has, as where single rows meet a weight in
-/// another kernel.
+/// node, as where a library has no such kernel for a shape, or by the row, as where single rows meet a weight in another kernel.
 #[derive(Clone, Debug)]
 pub struct Mix {
     /// What they are rounded to.
@@ -74,7 +76,7 @@ pub struct Mix {
     pub kinds: HashSet<Kind>,
     /// When attention rounds its weights.
     pub weights: Weights,
-    /// The steps in which they do.
+    /// The rows of which they do.
     pub rows: Rows,
 }
 
@@ -84,16 +86,20 @@ impl Mix {
         Mix { narrow: Narrow::Tf32, kinds: HashSet::new(), weights: Weights::Divided, rows: Rows::Any }
     }
 
-    /// What is left of an arithmetic at a node of a kind, in a step of so many rows: it rounds operands, or does not.
-    pub fn at(&self, one: Arithmetic, kind: Option<Kind>, rows: usize) -> Arithmetic {
-        let is_such_step = match self.rows {
+    /// Whether the operands of each of some rows are rounded, at a node of a kind.
+    pub fn rounds(&self, kind: Option<Kind>, positions: &[u32]) -> Vec<bool> {
+        let is_such = kind.is_some_and(|kind| self.kinds.contains(&kind));
+        let rounds = |position: &u32| match &self.rows {
             Rows::Any => true,
-            Rows::One => rows == 1,
-            Rows::Several => rows > 1,
+            Rows::One => positions.len() == 1,
+            Rows::Several => positions.len() > 1,
+            Rows::At(rows) => rows.contains(position),
         };
-        if is_such_step && kind.is_some_and(|kind| self.kinds.contains(&kind)) {
-            return one;
-        }
+        positions.iter().map(|position| is_such && rounds(position)).collect()
+    }
+
+    /// What is left of an arithmetic where no operand is rounded.
+    pub fn plain(one: Arithmetic) -> Arithmetic {
         let Arithmetic { operands, flash, .. } = Arithmetic::EXACT;
         Arithmetic { operands, flash, ..one }
     }

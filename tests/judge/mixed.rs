@@ -241,24 +241,29 @@ fn rows_of_one_step_may_be_computed_by_two_kernels() {
     let half: fn(f32) -> f32 = |x| f16::from_f32(x).to_f32();
     let exact: fn(f32) -> f32 = |x| x;
     let kernels = [[brain, exact], [half, exact], [exact, brain], [exact, tf32]];
+    let evidence: [fn(Kind) -> bool; 2] = [|_| true, of_modules];
     let cases = kernels.into_iter().flat_map(|kernels| [(kernels, 1), (kernels, 5)]);
-    for ([first, last], count) in sample("kernels and rows", 3, cases) {
-        for off in [1.0, 1.005] {
+    let cases = cases.flat_map(|case| evidence.map(|some| (case, some)));
+    for (([first, last], count), some) in sample("kernels, rows and evidence", 4, cases) {
+        // A product that was recorded, and one of which the sum with its bias was alone.
+        let behind = if some(Kind::VProj) { "blk.1.v_proj" } else { "blk.1.v" };
+        for (at, shown) in [("", ""), ("blk.1.ffn_up", "blk.1.ffn_up"), ("blk.1.v_proj", behind)] {
             let computes = |id: Checkpoint, args: &Args<'_, f64>| -> Option<Vec<f64>> {
                 let (width, rows) = (args.shape[3], args.shape[2]);
                 let from = rows.saturating_sub(count) * width;
                 let mut values = is_product(id).then(|| product(args, first, |x| x))?;
                 values[from..].copy_from_slice(&product(args, last, |x| x)[from..]);
-                if id.to_string() == "blk.1.ffn_up" {
+                if id.to_string() == at {
                     let row = (rows - 1) * width;
-                    values[row..].iter_mut().for_each(|value| *value *= off);
+                    values[row..].iter_mut().for_each(|value| *value *= 1.005);
                 }
                 Some(values)
             };
-            let audited = audited_in_f32(&computes, |_| true, &[20], &[]);
+            let audited = audited_in_f32(&computes, some, &[20], &[]);
             let reason = audited.report["reason"].as_str().unwrap_or_default();
-            let wanted = if off > 1.0 { (1, "blk.1.ffn_up") } else { (0, "") };
-            assert_eq!((audited.code, &audited.first[..]), wanted, "{reason}");
+            let wanted = (i32::from(!shown.is_empty()), shown);
+            let kernels = [first(0.1), last(0.1)];
+            assert_eq!((audited.code, &audited.first[..]), wanted, "{kernels:?} {count}: {reason}");
         }
     }
 }

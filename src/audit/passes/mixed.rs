@@ -7,7 +7,8 @@
 //! together leave must be a small share of what was left without, which no mistake looks like: hundreds of roundings would have
 //! to be those of its numbers by chance.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
 
 use indexmap::IndexSet;
 
@@ -16,6 +17,7 @@ use super::super::best::{NEARER, Simulated};
 use super::super::needed::needed;
 use super::super::possible::{Mix, Rows};
 use super::super::simulate::{SCATTERED, Stretch};
+use super::super::storage_types;
 use super::{APART, Assumed, Findings, Passes};
 use crate::arithmetic::{Arithmetic, Narrow, Weights};
 use crate::audit::{Finding, Labelled};
@@ -39,6 +41,8 @@ const STEPS: usize = 2;
 /// What was taken for a mix.
 #[derive(Default)]
 struct Taken {
+    /// The rows whose operands may be rounded.
+    rows: Vec<Rows>,
     /// Each that came near a node.
     mixes: Vec<Mix>,
     /// Kinds of nodes of which one leaves little.
@@ -48,17 +52,18 @@ struct Taken {
 
 impl Passes<'_> {
     /// Takes nodes that are wrong, or that nothing explains which the engine shows, for what an engine of f32 computes whose
-    /// products are such a mix, where nothing is declared.
+    /// products are such a mix; where it declares its arithmetic, for that in the rows that show it.
     pub(super) fn mixed(&self, assumed: &Assumed, findings: &mut Findings) -> Result<()> {
-        if assumed.kept != Storage::F32 || self.steps.declared().is_some() {
+        let rows = self.rows(findings);
+        if assumed.kept != Storage::F32 || rows.is_empty() {
             return Ok(());
         }
         let is_open =
             |finding: &Finding| finding.is_wrong() || finding.is_healthy() && finding.is_of_unknown();
         let mut open = crossed(findings, &is_open);
-        let (mut unexplained, mut taken) = (0, Taken::default());
+        let (mut unexplained, mut taken) = (0, Taken { rows, ..Taken::default() });
         while let Some(&first) = open.first().filter(|_| unexplained < UNEXPLAINED_MAX && !watch::is_over()) {
-            if let Some(mix) = self.mix_before(first)? {
+            if let Some(mix) = self.mix_before(first, &taken.rows)? {
                 self.take_mix(&mix, &mut open, &mut taken, findings)?;
                 taken.mixes.push(mix);
             }
@@ -76,7 +81,7 @@ impl Passes<'_> {
             self.take_mix(&mix, &mut open, taken, findings)?;
         }
         while let Some(&first) = open.first().filter(|_| !watch::is_over()) {
-            if let Some(mix) = self.mix_before(first)? {
+            if let Some(mix) = self.mix_before(first, &taken.rows)? {
                 self.take_mix(&mix, &mut open, taken, findings)?;
                 taken.mixes.push(mix);
             }
@@ -125,7 +130,7 @@ impl Passes<'_> {
     }
 
     /// What an engine may have rounded before a node; `None` where no mix of roundings is much nearer to it than none.
-    fn mix_before(&self, id: Checkpoint) -> Result<Option<Mix>> {
+    fn mix_before(&self, id: Checkpoint, rows: &[Rows]) -> Result<Option<Mix>> {
         let few = self.few_steps(id);
         let stretch = Stretch::of_known(self.steps, few, self.gguf);
         let only = IndexSet::from([id]);
@@ -136,19 +141,29 @@ impl Passes<'_> {
             return Ok(Some(Mix::none()));
         }
         let classes = self.multiplying(id);
-        let has_attention = classes.iter().flatten().any(|kind| attends(*kind));
+        let of_weights = classes.iter().filter(|kinds| !kinds.iter().any(|kind| attends(*kind))).count();
+        let has_attention = of_weights < classes.len();
         let weights =
             if has_attention { &[Weights::Divided, Weights::Undivided][..] } else { &[Weights::Divided] };
         // Each product moves what follows by about as much as its operands are rounded by.
-        let may_be = |alike: &&[Narrow]| plain.distance <= classes.len() as f64 * unit_of(alike[0]);
-        for alike in ALIKE.into_iter().filter(may_be) {
+        let may_be = |narrow: Narrow| plain.distance <= classes.len() as f64 * unit_of(narrow);
+        let known = storage_types::operands(self.steps.declared());
+        let is_known = |narrow: &Narrow| known.iter().any(|(_, known)| known == narrow);
+        for alike in ALIKE {
+            let alike: Vec<Narrow> = alike.iter().copied().filter(is_known).collect();
+            let Some(first) = alike.first().copied().filter(|first| may_be(*first)) else { continue };
             let mut nearest = (plain.distance / NEARER, None);
             for (&weights, rows) in
-                weights.iter().flat_map(|weights| self.rows().map(move |rows| (weights, rows)))
+                weights.iter().flat_map(|weights| rows.iter().map(move |rows| (weights, rows)))
             {
-                let from = Mix { narrow: alike[0], weights, rows, ..Mix::none() };
-                let kinds = nearest_kinds((&from, plain.distance), &classes, &apart)?;
-                let of = |narrow: &Narrow| Mix { narrow: *narrow, kinds: kinds.clone(), ..from };
+                let from = Mix { narrow: first, weights, rows: rows.clone(), ..Mix::none() };
+                // Rows of attention are not told apart: each reads what others gave.
+                let classes = match rows {
+                    Rows::At(_) => &classes[..of_weights],
+                    _ => &classes[..],
+                };
+                let kinds = nearest_kinds((&from, plain.distance), classes, &apart)?;
+                let of = |narrow: &Narrow| Mix { narrow: *narrow, kinds: kinds.clone(), ..from.clone() };
                 for mix in alike.iter().map(of).filter(|mix| !mix.kinds.is_empty()) {
                     let apart = apart(&mix)?;
                     if apart < nearest.0 {
@@ -177,13 +192,19 @@ impl Passes<'_> {
         first.map_or(self.graphs, |last| &self.graphs[..=last])
     }
 
-    /// The steps in which operands may be rounded: all, and where some have one row and others several, either.
-    fn rows(&self) -> impl Iterator<Item = Rows> + use<> {
+    /// The rows whose operands may be rounded: all, where some steps have one and others several those of either, and those
+    /// that recorded products show.
+    fn rows(&self, findings: &Findings) -> Vec<Rows> {
         let is_of_one = |step: usize| self.steps.positions(step).len() == 1;
         let [one, several] =
             [true, false].map(|of_one| self.graphs.iter().any(|(step, _)| is_of_one(*step) == of_one));
         let either = [Rows::Several, Rows::One].into_iter().filter(move |_| one && several);
-        std::iter::once(Rows::Any).chain(either)
+        let shown: BTreeSet<u32> =
+            findings.nodes.values().flat_map(|finding| &finding.rounded_rows).copied().collect();
+        let shown = Some(Rows::At(Arc::new(shown))).filter(|shown| *shown != Rows::At(Arc::default()));
+        // An engine that declares its arithmetic has it at all products, but for rows that need it less.
+        let undeclared = std::iter::once(Rows::Any).chain(either).filter(|_| self.steps.declared().is_none());
+        undeclared.chain(shown).collect()
     }
 
     /// The kinds of products that were not recorded between a node and what was recorded before it, those of attention together.

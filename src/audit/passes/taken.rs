@@ -87,23 +87,11 @@ impl Passes<'_> {
     ) -> Result<HashSet<Kind>> {
         let is_wrong = |id: Checkpoint| findings.nodes.get(&id).is_some_and(Finding::is_wrong);
         let mut other = self.explained(tried, &is_wrong)?;
-        // Rows of one step may be multiplied by two kernels, and each be right by itself.
-        let may_be_by_row = assumed.kept == Storage::F32 && tried.unseen.products.is_some();
-        let by_row = |found: &Findings| -> HashSet<Checkpoint> {
-            let is_by_row = |(id, found): &(&Checkpoint, &Finding)| {
-                let own = findings.nodes.get(*id).filter(|_| may_be_by_row && found.is_wrong());
-                own.is_some_and(|own| found.is_by_row(own))
-            };
-            found.nodes.iter().filter(is_by_row).map(|(id, _)| *id).collect()
-        };
-        let of_rows = by_row(&other);
         // What other nodes are explained by is this as well, where none of what they read is such a half.
         let has_exceptions =
             |kind| tried.unseen.products != Some(Narrow::Tf32Away) && findings.has_exceptions(kind);
-        let kinds = findings.explained_by(&other).into_iter().filter(|kind| !has_exceptions(*kind));
-        let explained: HashSet<Kind> = kinds.collect();
         let kinds: HashSet<Kind> =
-            explained.iter().copied().chain(of_rows.iter().map(|id| id.kind())).collect();
+            findings.explained_by(&other).into_iter().filter(|kind| !has_exceptions(*kind)).collect();
         if kinds.is_empty() {
             return Ok(kinds);
         }
@@ -112,14 +100,7 @@ impl Passes<'_> {
             kinds.contains(&id.kind()) && other.nodes.get(&id).is_some_and(|found| !found.is_healthy())
         };
         let wholly = self.run(tried, &left)?;
-        let of_rows = by_row(&wholly);
-        if explained.is_empty() && of_rows.is_empty() {
-            return Ok(explained);
-        }
-        other.nodes.extend(wholly.nodes.into_iter().map(|(id, found)| match of_rows.contains(&id) {
-            true => (id, found.explained_by_row()),
-            false => (id, found),
-        }));
+        other.nodes.extend(wholly.nodes);
         findings.take_kinds(other, &kinds, name);
         assumed.unseen = tried.unseen;
         Ok(kinds)

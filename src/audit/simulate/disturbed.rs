@@ -108,9 +108,34 @@ impl Disturbed<'_> {
         let args = args.map_err(Clone::clone)?;
         let rule =
             node.rule.ok_or_else(|| Unknown::no_rule(args.name, &node.program.graph.get(node.id).op))?;
+        let plain = Mix::plain(self.arithmetic);
+        let Some(mix) = self.mix else { return self.computed((node, rule), args, self.arithmetic, disturb) };
         let kind = self.labelled.labels[node.id].map(|id| id.kind());
-        let rows = self.steps.positions(self.step).len();
-        let arithmetic = self.mix.map_or(self.arithmetic, |mix| mix.at(self.arithmetic, kind, rows));
+        let rounds = mix.rounds(kind, &self.steps.positions(self.step));
+        if !rounds.contains(&true) {
+            return self.computed((node, rule), args, plain, disturb);
+        }
+        let mut values = self.computed((node, rule), args, self.arithmetic, disturb)?;
+        if rounds.contains(&false) {
+            let others = self.computed((node, rule), args, plain, disturb)?;
+            // Of the last rows alone where that is all that is computed.
+            let rows = &rounds[rounds.len().saturating_sub(args.shape[2])..];
+            let each = (values.len() / rows.len()).max(1);
+            let parts = values.chunks_mut(each).zip(others.chunks(each)).zip(rows);
+            let unrounded = parts.filter(|(_, rounds)| !**rounds);
+            unrounded.for_each(|((values, others), _)| values.copy_from_slice(others));
+        }
+        Ok(values)
+    }
+
+    /// The same in one arithmetic.
+    fn computed(
+        &self,
+        (node, rule): (&Node<'_>, &Rule),
+        args: &Args<'_, f64>,
+        arithmetic: Arithmetic,
+        disturb: bool,
+    ) -> std::result::Result<Vec<f64>, Unknown> {
         let mut narrowed = Narrowed::of(&rule.op, args, &arithmetic);
         let seed = match self.how {
             Run::Disturbed(seed) if disturb => Some(seed),
