@@ -1,6 +1,7 @@
 //! Mistakes in nodes that were not recorded: what lies between the recorded ones and a wrong node is computed again
 //! with each of them, and the wrong node must be what that comes to.
 
+mod coarser;
 mod hypotheses;
 
 use std::cell::RefCell;
@@ -16,6 +17,7 @@ use crate::audit::{Across, MISTAKES_SHOW, Named, Replay, Said, Suspect};
 use crate::engine::op_by_op::{Carried, Node, Unknown, Value, Values};
 use crate::ops::Args;
 use crate::watch;
+use coarser::coarser;
 use hypotheses::{Hypothesis, hypotheses, of_all_layers};
 
 /// Multiplications that all hypotheses about one node may cost.
@@ -90,18 +92,33 @@ pub fn is_healthy_by_another_cache(suspect: &Suspect<'_>) -> bool {
 
 /// With `work` spent so far.
 fn found_by(suspect: &Suspect<'_>, replay: &Replay<'_>, work: &mut usize) -> Vec<Named> {
-    let mut out: Vec<(Id, Named)> = Vec::new();
     let scene = Scene::new(&suspect.node.program.graph);
     let of_layers = of_all_layers(suspect, &scene, &replay.through);
-    let first = of_layers.len();
-    for (number, hypothesis) in of_layers.into_iter().chain(hypotheses(suspect, replay)).enumerate() {
-        // What is wrong in all layers alike is one mistake; of single nodes there are as many hypotheses in each.
-        if is_spent(replay, &hypothesis, work) || number >= first && !out.is_empty() && first > 0 {
-            break;
-        }
-        out.extend(explained_by(suspect, replay, &hypothesis));
+    let spans_layers = !of_layers.is_empty();
+    let mut out = explained_by_some(suspect, replay, of_layers, work);
+    if spans_layers && out.is_empty() {
+        out.extend(coarser(suspect, replay, work));
     }
-    ranked(suspect, out)
+    // What is wrong in all layers alike is one mistake; of single nodes there are as many hypotheses in each.
+    if !spans_layers || out.is_empty() {
+        out.extend(explained_by_some(suspect, replay, hypotheses(suspect, replay), work));
+    }
+    let found = ranked(suspect, out);
+    if spans_layers || !found.is_empty() {
+        return found;
+    }
+    ranked(suspect, coarser(suspect, replay, work).into_iter().collect())
+}
+
+/// Those of some mistakes that explain a node, and the first node that each is in.
+fn explained_by_some(
+    suspect: &Suspect<'_>,
+    replay: &Replay<'_>,
+    some: Vec<Hypothesis>,
+    work: &mut usize,
+) -> Vec<(Id, Named)> {
+    let affordable = some.into_iter().take_while(|one| !is_spent(replay, &one.nodes(), work));
+    affordable.filter_map(|one| explained_by(suspect, replay, &one)).collect()
 }
 
 /// Mistakes of one number that nobody lists: of those that explain a node the roundest that leaves next to nothing more than the
@@ -136,17 +153,21 @@ fn ranked(suspect: &Suspect<'_>, out: Vec<(Id, Named)>) -> Vec<Named> {
     out
 }
 
-/// Whether nobody wants to wait for a hypothesis any longer: with it so much is computed again.
-fn is_spent(replay: &Replay<'_>, hypothesis: &Hypothesis, work: &mut usize) -> bool {
-    *work = work.saturating_add(replay.work(&hypothesis.nodes()));
+/// Whether nobody wants to wait for a mistake in these nodes any longer: with it so much is computed again.
+fn is_spent(replay: &Replay<'_>, nodes: &[Id], work: &mut usize) -> bool {
+    *work = work.saturating_add(replay.work(nodes));
     *work > WORK_MAX || watch::is_over()
+}
+
+/// The most of a suspect's squared error that a mistake may leave.
+fn most(suspect: &Suspect<'_>) -> f64 {
+    let most = (1.0 - EXPLAINS_MIN) * suspect.held.squares[0];
+    suspect.allowed.map_or(most, |allowed| most.min(allowed))
 }
 
 /// The mistake, where it explains a node, and the first node that it is in.
 fn explained_by(suspect: &Suspect<'_>, replay: &Replay<'_>, hypothesis: &Hypothesis) -> Option<(Id, Named)> {
-    let most = (1.0 - EXPLAINS_MIN) * suspect.held.squares[0];
-    let most = suspect.allowed.map_or(most, |allowed| most.min(allowed));
-    let nodes = hypothesis.nodes();
+    let (nodes, most) = (hypothesis.nodes(), most(suspect));
     watch::at(|| suspect.asked(hypothesis.fault.name), || None);
     let injected = |node: &Node<'_>, args: &Args<'_, f64>, across: Across<'_>| {
         hypothesis.injected(suspect, node, args, across)
@@ -166,7 +187,7 @@ fn explained_by(suspect: &Suspect<'_>, replay: &Replay<'_>, hypothesis: &Hypothe
         return None;
     }
     let mut diagnosis = told(suspect, &hypothesis.fault, explains);
-    diagnosis.text += &out_of_sight(suspect, replay, &hypothesis.nodes);
+    diagnosis.text += &out_of_sight(suspect, replay, &nodes);
     // What comes to the same leaves the same.
     let spelling = hypothesis.fault.spelling();
     let named = Named { diagnosis, spelling, left, rest: 0.0, reaches: None, values: left.to_bits() };
@@ -196,7 +217,8 @@ fn searched<'b>(
         };
         let spent = RefCell::new(&mut *work);
         let distance = |argument: &Argument, _: f64| {
-            let hypothesis = with(argument).filter(|one| !is_spent(replay, one, &mut spent.borrow_mut()));
+            let hypothesis =
+                with(argument).filter(|one| !is_spent(replay, &one.nodes(), &mut spent.borrow_mut()));
             hypothesis.map_or(f64::INFINITY, |hypothesis| {
                 replay.distance(suspect, &hypothesis.nodes(), &|node, args, across| {
                     hypothesis.injected(suspect, node, args, across)
@@ -272,8 +294,8 @@ pub(super) fn with_mistake(
 /// Nodes that are listed one by one; a mistake of one piece of code is in as many as the model has layers.
 const LISTED: usize = 3;
 
-fn out_of_sight(suspect: &Suspect<'_>, replay: &Replay<'_>, nodes: &[Rewrite]) -> String {
-    let unseen = nodes.iter().map(|rewrite| rewrite.node).filter(|&node| node != suspect.node.id);
+fn out_of_sight(suspect: &Suspect<'_>, replay: &Replay<'_>, nodes: &[Id]) -> String {
+    let unseen = nodes.iter().copied().filter(|&node| node != suspect.node.id);
     let names: Vec<String> = unseen.filter_map(|node| Some(replay.name(node)?.to_string())).collect();
     let verb = if names.len() == 1 { "was" } else { "were" };
     let nodes = match &names[..] {

@@ -84,13 +84,21 @@ fn attempts(suspect: &Suspect<'_>, sample: Option<&Sample<'_, '_>>) -> Vec<(Stri
     let all: Vec<(String, Arithmetic)> = match rule.op {
         Op::MulMat | Op::MulMatId if weight => of_products(),
         Op::MulMat => operands().collect(),
-        Op::Rope => TYPES.into_iter().flat_map(|(kept, name)| angles(kept, name)).collect(),
-        Op::FlashAttn => of_softmax().chain(of_attention()).collect(),
-        Op::SoftMax => of_softmax().collect(),
+        Op::Rope | Op::SoftMax => out_of_products(&rule.op),
+        Op::FlashAttn => out_of_products(&rule.op).into_iter().chain(of_attention()).collect(),
         Op::RmsNorm | Op::Mul => return of_norm(suspect),
         _ => return Vec::new(),
     };
     all.into_iter().filter_map(|(name, arithmetic)| Some((name, under(&arithmetic)?))).collect()
+}
+
+/// Coarser arithmetics of an op that are none of its products, with the names of the faults.
+pub fn out_of_products(op: &Op) -> Vec<(String, Arithmetic)> {
+    match op {
+        Op::Rope => TYPES.into_iter().flat_map(|(kept, name)| angles(kept, name)).collect(),
+        Op::FlashAttn | Op::SoftMax => of_softmax().collect(),
+        _ => Vec::new(),
+    }
 }
 
 /// Products with both operands rounded.

@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use parity::arithmetic::round::{Rounding, activations};
-use parity::checkpoint::Checkpoint;
+use parity::checkpoint::{Checkpoint, Kind};
 use parity::model::builders::{Cache, Shape, build};
 use parity::ops::{Args, rule};
 use parity::tensor::Matrix;
@@ -11,9 +11,11 @@ use parity_graph::Op;
 use parity_graph::params::field;
 use serde_json::Value;
 
+use crate::mixed::{audited_in_f32, of_layers, of_modules};
 use crate::support::graphs::record::{record, record_some, record_with};
 use crate::support::graphs::{fill, head, recorded};
 use crate::support::program::audit;
+use crate::support::samples::sample;
 
 /// What a node's values are by mistake; `None` of a node without one.
 type Mistake<'a> = &'a dyn Fn(Checkpoint, &Args<'_, f64>) -> Option<Vec<f64>>;
@@ -70,59 +72,87 @@ fn matmuls_in_a_coarser_type_are_named() {
     assert_eq!(said, (1, "blk.1.ffn_out".into(), "precision.f16_sum".into()));
 }
 
+/// Halves of heads (T, H, E) are rotated by a table in bf16.
+fn rotated_by_a_coarse_table(args: &Args<'_, f64>) -> Vec<f64> {
+    let (x, positions) = (values(args, 0), values(args, 1));
+    let [_, tokens, heads, width] = args.shape;
+    let mut out = vec![0.0; x.len()];
+    for (t, h) in (0..tokens).flat_map(|t| (0..heads).map(move |h| (t, h))) {
+        let start = (t * heads + h) * width;
+        for i in 0..width / 2 {
+            let angle = positions[t] * args.params.float(5).powf(-2.0 * i as f32 / width as f32);
+            let table = |x: f32| bf16::from_f32(x).to_f32();
+            let (sin, cos) = (table(angle.sin()), table(angle.cos()));
+            let (a, b) = (x[start + i], x[start + i + width / 2]);
+            out[start + i] = f64::from(a * cos - b * sin);
+            out[start + i + width / 2] = f64::from(a * sin + b * cos);
+        }
+    }
+    out
+}
+
 #[test]
 fn a_rope_with_coarse_angles_is_named() {
-    // Halves of heads (T, H, E) are rotated by a table in bf16.
-    let rotated = |args: &Args<'_, f64>| {
-        let (x, positions) = (values(args, 0), values(args, 1));
-        let [_, tokens, heads, width] = args.shape;
-        let mut out = vec![0.0; x.len()];
-        for (t, h) in (0..tokens).flat_map(|t| (0..heads).map(move |h| (t, h))) {
-            let start = (t * heads + h) * width;
-            for i in 0..width / 2 {
-                let angle = positions[t] * 10_000f32.powf(-2.0 * i as f32 / width as f32);
-                let table = |x: f32| bf16::from_f32(x).to_f32();
-                let (sin, cos) = (table(angle.sin()), table(angle.cos()));
-                let (a, b) = (x[start + i], x[start + i + width / 2]);
-                out[start + i] = f64::from(a * cos - b * sin);
-                out[start + i + width / 2] = f64::from(a * sin + b * cos);
-            }
-        }
-        out
-    };
-    let said = at("blk.0.q_rope", rotated);
+    let said = at("blk.0.q_rope", rotated_by_a_coarse_table);
     assert_eq!(said, (1, "blk.0.q_rope".into(), "precision.bf16_angles".into()));
+}
+
+/// Attention whose scores and weights are in bf16.
+fn attention_in_bf16(args: &Args<'_, f64>) -> Vec<f64> {
+    let ([q, k, v], mask) = ([0, 1, 2].map(|slot| values(args, slot)), values(args, 3));
+    let [_, heads, tokens, width] = args.get(0).unwrap().shape();
+    let [_, cached, seen, _] = args.get(1).unwrap().shape();
+    let mut out = vec![0.0; tokens * heads * width];
+    for (t, h) in (0..tokens).flat_map(|t| (0..heads).map(move |h| (t, h))) {
+        let row = |x: &[f32], h: usize, i: usize, n: usize| x[(h * n + i) * width..][..width].to_vec();
+        let brain = |x: f32| bf16::from_f32(x).to_f32();
+        let query = row(&q, h, t, tokens);
+        let scores: Vec<f32> = (0..seen)
+            .map(|s| {
+                let dot: f32 =
+                    query.iter().zip(row(&k, h * cached / heads, s, seen)).map(|(a, b)| a * b).sum();
+                brain(dot * args.params.float(0) + mask[t * seen + s])
+            })
+            .collect();
+        let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f32 = scores.iter().map(|z| (z - max).exp()).sum();
+        for (s, z) in scores.iter().enumerate() {
+            let p = brain((z - max).exp() / sum);
+            let to = &mut out[(t * heads + h) * width..][..width];
+            to.iter_mut()
+                .zip(row(&v, h * cached / heads, s, seen))
+                .for_each(|(out, v)| *out += f64::from(p * v));
+        }
+    }
+    out
 }
 
 #[test]
 fn a_softmax_in_bf16_is_named() {
-    let attention = |args: &Args<'_, f64>| {
-        let ([q, k, v], mask) = ([0, 1, 2].map(|slot| values(args, slot)), values(args, 3));
-        let [_, heads, tokens, width] = args.get(0).unwrap().shape();
-        let seen = args.get(1).unwrap().shape()[2];
-        let mut out = vec![0.0; tokens * heads * width];
-        for (t, h) in (0..tokens).flat_map(|t| (0..heads).map(move |h| (t, h))) {
-            let row = |x: &[f32], h: usize, i: usize, n: usize| x[(h * n + i) * width..][..width].to_vec();
-            let brain = |x: f32| bf16::from_f32(x).to_f32();
-            let query = row(&q, h, t, tokens);
-            let scores: Vec<f32> = (0..seen)
-                .map(|s| {
-                    let dot: f32 = query.iter().zip(row(&k, h, s, seen)).map(|(a, b)| a * b).sum();
-                    brain(dot * args.params.float(0) + mask[t * seen + s])
-                })
-                .collect();
-            let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let sum: f32 = scores.iter().map(|z| (z - max).exp()).sum();
-            for (s, z) in scores.iter().enumerate() {
-                let p = brain((z - max).exp() / sum);
-                let to = &mut out[(t * heads + h) * width..][..width];
-                to.iter_mut().zip(row(&v, h, s, seen)).for_each(|(out, v)| *out += f64::from(p * v));
-            }
-        }
-        out
-    };
-    let said = at("blk.1.attn_ctx", attention);
+    let said = at("blk.1.attn_ctx", attention_in_bf16);
     assert_eq!(said, (1, "blk.1.attn_ctx".into(), "precision.bf16_softmax".into()));
+}
+
+/// One piece of code rounds them in all layers: where neither was recorded, what follows shows it.
+#[test]
+fn what_is_coarser_in_attention_is_named_of_what_follows() {
+    use Kind::{AttnCtx, KRope, Logits, QRope};
+    let rope = |id: Checkpoint, args: &Args<'_, f64>| {
+        matches!(id.kind(), QRope | KRope).then(|| rotated_by_a_coarse_table(args))
+    };
+    let softmax =
+        |id: Checkpoint, args: &Args<'_, f64>| matches!(id.kind(), AttnCtx).then(|| attention_in_bf16(args));
+    let mistakes: [(Mistake<'_>, &str); 2] =
+        [(&rope, "precision.bf16_angles"), (&softmax, "precision.bf16_softmax")];
+    let evidence: [(fn(Kind) -> bool, &str); 3] =
+        [(of_modules, "blk.0.attn_out"), (of_layers, "blk.0.layer_out"), (|kind| kind == Logits, "logits")];
+    let cases = evidence.into_iter().flat_map(|evidence| mistakes.map(|mistake| (evidence, mistake)));
+    let cases = cases.flat_map(|case| [(case, &[20][..]), (case, &[12, 1, 1, 1])]);
+    for (((some, at), (mistake, name)), steps) in sample("evidence, mistakes and steps", 4, cases) {
+        let audited = audited_in_f32(mistake, some, steps, &[]);
+        let said = (audited.code, &audited.first[..], &audited.fault[..]);
+        assert_eq!(said, (1, at, name), "{steps:?}: {}", audited.report["reason"]);
+    }
 }
 
 #[test]

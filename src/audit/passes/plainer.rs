@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use indexmap::{IndexMap, IndexSet};
-use parity_graph::fault;
+use parity_graph::{Op, fault};
 
 use super::super::best::Simulated;
 use super::{Assumed, DIAGNOSED_MAX, Findings, Passes};
@@ -19,14 +19,17 @@ use crate::numerics::Storage;
 use crate::ops::bound::HEALTHY;
 use crate::report::Diagnosis;
 
-/// Whether the first name of a node is a mistake, and neither rounding nor what may happen to any value.
+/// Whether the first name of a node is a mistake, and neither what a product rounds nor what may happen to any value.
 fn is_mistake(names: &[Diagnosis]) -> bool {
     let entry = names.first().and_then(|first| fault::find(&first.fault));
-    entry.is_some_and(|entry| !entry.rounds && !entry.ops.is_empty())
+    entry.is_some_and(|entry| {
+        let is_of_products = entry.rounds && entry.ops.contains(&Op::MulMat);
+        !is_of_products && !entry.ops.is_empty()
+    })
 }
 
 impl Passes<'_> {
-    /// Takes back what nothing but a coarser arithmetic explains, where a mistake in f32 leaves of the first such node no more
+    /// Takes back a coarser arithmetic that comes nearest to nodes, where a mistake in f32 leaves of the first such node no more
     /// than f32 rounds: the engine computes in f32 then, and those nodes are wrong.
     pub(super) fn prefer_plain(
         &self,
@@ -37,9 +40,7 @@ impl Passes<'_> {
         if assumed.kept != Storage::F32 || self.steps.declared().is_some() {
             return Ok(());
         }
-        let is_coarse = |id: &&Checkpoint| {
-            simulated.get(*id).is_some_and(|found| !found.is_plain && found.over <= HEALTHY)
-        };
+        let is_coarse = |id: &&Checkpoint| simulated.get(*id).is_some_and(|found| !found.is_plain);
         let coarse: IndexSet<Checkpoint> = findings.order.iter().filter(is_coarse).copied().collect();
         let Some(&first) = coarse.first() else { return Ok(()) };
         let in_f32 = |ids: &IndexSet<Checkpoint>| self.known().explained(Arithmetic::EXACT, ids);
@@ -51,7 +52,10 @@ impl Passes<'_> {
             return Ok(());
         }
         let names = self.named(assumed, &[first], (&of_first, findings), |_, _| true)?;
-        if !names.nodes.get(&first).is_some_and(|finding| is_mistake(finding.diagnosis().0)) {
+        let found = names.nodes.get(&first).map_or(&[][..], |finding| finding.diagnosis().0);
+        // Of a node that the coarser one does not explain either nothing speaks for that.
+        let is_explained = simulated[&first].over <= HEALTHY;
+        if found.is_empty() || is_explained && !is_mistake(found) {
             return Ok(());
         }
         let all = in_f32(&coarse)?;
