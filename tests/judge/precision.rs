@@ -17,6 +17,9 @@ use crate::support::graphs::{fill, head, recorded};
 use crate::support::program::audit;
 use crate::support::samples::sample;
 
+/// Which kinds of nodes were recorded.
+type Evidence = fn(Kind) -> bool;
+
 /// What a node's values are by mistake; `None` of a node without one.
 type Mistake<'a> = &'a dyn Fn(Checkpoint, &Args<'_, f64>) -> Option<Vec<f64>>;
 
@@ -144,7 +147,7 @@ fn what_is_coarser_in_attention_is_named_of_what_follows() {
         |id: Checkpoint, args: &Args<'_, f64>| matches!(id.kind(), AttnCtx).then(|| attention_in_bf16(args));
     let mistakes: [(Mistake<'_>, &str); 2] =
         [(&rope, "precision.bf16_angles"), (&softmax, "precision.bf16_softmax")];
-    let evidence: [(fn(Kind) -> bool, &str); 3] =
+    let evidence: [(Evidence, &str); 3] =
         [(of_modules, "blk.0.attn_out"), (of_layers, "blk.0.layer_out"), (|kind| kind == Logits, "logits")];
     let cases = evidence.into_iter().flat_map(|evidence| mistakes.map(|mistake| (evidence, mistake)));
     let cases = cases.flat_map(|case| [(case, &[20][..]), (case, &[12, 1, 1, 1])]);
