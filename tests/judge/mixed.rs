@@ -244,13 +244,15 @@ fn rows_of_one_step_may_be_computed_by_two_kernels() {
     let evidence: [fn(Kind) -> bool; 2] = [|_| true, of_modules];
     let cases = kernels.into_iter().flat_map(|kernels| [(kernels, 1), (kernels, 5)]);
     let cases = cases.flat_map(|case| evidence.map(|some| (case, some)));
-    for (([first, last], count), some) in sample("kernels, rows and evidence", 3, cases) {
+    let cases = cases.flat_map(|case| [(case, &[20][..]), (case, &[12, 1, 1, 1])]);
+    for ((([first, last], count), some), steps) in sample("kernels, rows, evidence and steps", 4, cases) {
         // A product that was recorded, and one of which the sum with its bias was alone.
         let behind = if some(Kind::VProj) { "blk.1.v_proj" } else { "blk.1.v" };
         for (at, shown) in [("", ""), ("blk.1.ffn_up", "blk.1.ffn_up"), ("blk.1.v_proj", behind)] {
             let computes = |id: Checkpoint, args: &Args<'_, f64>| -> Option<Vec<f64>> {
                 let (width, rows) = (args.shape[3], args.shape[2]);
-                let from = rows.saturating_sub(count) * width;
+                // Steps of one row are computed as most rows of a prompt are.
+                let from = if rows == 1 { width } else { rows.saturating_sub(count) * width };
                 let mut values = is_product(id).then(|| product(args, first, |x| x))?;
                 values[from..].copy_from_slice(&product(args, last, |x| x)[from..]);
                 if id.to_string() == at {
@@ -259,7 +261,7 @@ fn rows_of_one_step_may_be_computed_by_two_kernels() {
                 }
                 Some(values)
             };
-            let audited = audited_in_f32(&computes, some, &[20], &[]);
+            let audited = audited_in_f32(&computes, some, steps, &[]);
             let reason = audited.report["reason"].as_str().unwrap_or_default();
             let wanted = (i32::from(!shown.is_empty()), shown);
             let kernels = [first(0.1), last(0.1)];

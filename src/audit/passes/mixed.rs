@@ -7,7 +7,7 @@
 //! together leave must be a small share of what was left without, which no mistake looks like: hundreds of roundings would have
 //! to be those of its numbers by chance.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use indexmap::IndexSet;
@@ -32,7 +32,7 @@ use crate::watch;
 const ALIKE: [&[Narrow]; 3] =
     [&[Narrow::Tf32, Narrow::Tf32Away, Narrow::F16], &[Narrow::Tf32Cut], &[Narrow::Bf16]];
 
-/// Nodes that no such mix explains, before the others are given up: a mistake in one is one in all layers as a rule.
+/// Nodes of a kind that no such mix explains, before its others are given up: a mistake in one is one in all layers as a rule.
 const UNEXPLAINED_MAX: usize = 2;
 
 /// Steps of one row, and of several, that mixes are tried in.
@@ -61,13 +61,19 @@ impl Passes<'_> {
         let is_open =
             |finding: &Finding| finding.is_wrong() || finding.is_healthy() && finding.is_of_unknown();
         let mut open = crossed(findings, &is_open);
-        let (mut unexplained, mut taken) = (0, Taken { rows, ..Taken::default() });
-        while let Some(&first) = open.first().filter(|_| unexplained < UNEXPLAINED_MAX && !watch::is_over()) {
+        let (mut unexplained, mut taken) =
+            (HashMap::<Kind, usize>::new(), Taken { rows, ..Taken::default() });
+        while let Some(&first) = open.first().filter(|_| !watch::is_over()) {
             if let Some(mix) = self.mix_before(first, &taken.rows)? {
                 self.take_mix(&mix, &mut open, &mut taken, findings)?;
                 taken.mixes.push(mix);
             }
-            unexplained += usize::from(open.shift_remove(&first));
+            if open.shift_remove(&first) {
+                let count = unexplained.entry(first.kind()).or_default();
+                *count += 1;
+                let is_given_up = *count >= UNEXPLAINED_MAX;
+                open.retain(|id| !is_given_up || id.kind() != first.kind());
+            }
         }
         self.beside_mixed(&mut taken, findings)
     }
@@ -201,7 +207,14 @@ impl Passes<'_> {
         let either = [Rows::Several, Rows::One].into_iter().filter(move |_| one && several);
         let shown: BTreeSet<u32> =
             findings.nodes.values().flat_map(|finding| &finding.rounded_rows).copied().collect();
-        let shown = Some(Rows::At(Arc::new(shown))).filter(|shown| *shown != Rows::At(Arc::default()));
+        // A step of one row has none beside it that would show it.
+        let alone = self.graphs.iter().map(|(step, _)| self.steps.positions(*step));
+        let alone = alone.filter(|positions| positions.len() == 1).flatten().collect::<BTreeSet<u32>>();
+        let with_alone: BTreeSet<u32> = shown.union(&alone).copied().collect();
+        let is_shown = !shown.is_empty();
+        let also = Some(with_alone).filter(|with_alone| *with_alone != shown);
+        let shown = Some(shown).into_iter().chain(also).filter(|_| is_shown);
+        let shown = shown.map(|rows| Rows::At(Arc::new(rows)));
         // An engine that declares its arithmetic has it at all products, but for rows that need it less.
         let undeclared = std::iter::once(Rows::Any).chain(either).filter(|_| self.steps.declared().is_none());
         undeclared.chain(shown).collect()
