@@ -57,16 +57,19 @@ pub fn coarser(suspect: &Suspect<'_>, sample: Option<&Sample<'_, '_>>) -> Vec<Na
 }
 
 fn named(suspect: &Suspect<'_>, name: &str, values: &[f64]) -> Option<Named> {
-    let entry = find(name)?;
     let Suspect { recorded, sight, held, .. } = *suspect;
     let pairs = recorded.iter().zip(values).enumerate().filter(|(i, _)| (sight.looked_at)(*i));
     let left: f64 = pairs.map(|(_, (recorded, own))| (recorded - own).powi(2)).sum();
     let explains = 1.0 - left / held.squares[0];
-    (values.len() == recorded.len() && explains >= EXPLAINS_MIN).then(|| {
-        let (text, fix) = (entry.summary.to_owned(), Some(entry.fix.to_owned()));
-        let diagnosis = Diagnosis { fault: entry.name.to_owned(), explains, text, fix };
-        Named { diagnosis, spelling: entry.name.to_owned(), left, rest: 0.0, reaches: None, values: 0 }
-    })
+    told(name, explains, left).filter(|_| values.len() == recorded.len() && explains >= EXPLAINS_MIN)
+}
+
+/// A coarser arithmetic by the name of its fault, which accounts for so much of a squared error and leaves the rest.
+pub fn told(name: &str, explains: f64, left: f64) -> Option<Named> {
+    let entry = find(name)?;
+    let (text, fix) = (entry.summary.to_owned(), Some(entry.fix.to_owned()));
+    let diagnosis = Diagnosis { fault: entry.name.to_owned(), explains, text, fix };
+    Some(Named { diagnosis, spelling: entry.name.to_owned(), left, rest: 0.0, reaches: None, values: 0 })
 }
 
 /// What the node comes to in every coarser arithmetic that does not leave too much in a sample of it.

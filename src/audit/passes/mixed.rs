@@ -71,8 +71,9 @@ impl Passes<'_> {
             if open.shift_remove(&first) {
                 let count = unexplained.entry(first.kind()).or_default();
                 *count += 1;
-                let is_given_up = *count >= UNEXPLAINED_MAX;
-                open.retain(|id| !is_given_up || id.kind() != first.kind());
+                if *count >= UNEXPLAINED_MAX {
+                    open.retain(|id| id.kind() != first.kind());
+                }
             }
         }
         self.beside_mixed(&mut taken, findings)
@@ -159,12 +160,14 @@ impl Passes<'_> {
             let alike: Vec<Narrow> = alike.iter().copied().filter(is_known).collect();
             let Some(first) = alike.first().copied().filter(|first| may_be(*first)) else { continue };
             let mut nearest = (plain.distance / NEARER, None);
-            for (&weights, rows) in
-                weights.iter().flat_map(|weights| rows.iter().map(move |rows| (weights, rows)))
+            for (number, rows) in
+                (0..weights.len()).flat_map(|number| rows.iter().map(move |rows| (number, rows)))
             {
+                let weights = weights[number];
                 let from = Mix { narrow: first, weights, rows: rows.clone(), ..Mix::none() };
                 // Rows of attention are not told apart: each reads what others gave.
                 let classes = match rows {
+                    Rows::At(_) if number > 0 => continue,
                     Rows::At(_) => &classes[..of_weights],
                     _ => &classes[..],
                 };
@@ -202,22 +205,20 @@ impl Passes<'_> {
     /// that recorded products show.
     fn rows(&self, findings: &Findings) -> Vec<Rows> {
         let is_of_one = |step: usize| self.steps.positions(step).len() == 1;
+        let is_declared = self.steps.declared().is_some();
         let [one, several] =
             [true, false].map(|of_one| self.graphs.iter().any(|(step, _)| is_of_one(*step) == of_one));
         let either = [Rows::Several, Rows::One].into_iter().filter(move |_| one && several);
         let shown: BTreeSet<u32> =
             findings.nodes.values().flat_map(|finding| &finding.rounded_rows).copied().collect();
         // A step of one row has none beside it that would show it.
-        let alone = self.graphs.iter().map(|(step, _)| self.steps.positions(*step));
-        let alone = alone.filter(|positions| positions.len() == 1).flatten().collect::<BTreeSet<u32>>();
-        let with_alone: BTreeSet<u32> = shown.union(&alone).copied().collect();
+        let alone = self.graphs.iter().map(|(step, _)| *step).filter(|step| is_of_one(*step));
+        let alone: BTreeSet<u32> = alone.flat_map(|step| self.steps.positions(step)).collect();
         let is_shown = !shown.is_empty();
-        let also = Some(with_alone).filter(|with_alone| *with_alone != shown);
-        let shown = Some(shown).into_iter().chain(also).filter(|_| is_shown);
-        let shown = shown.map(|rows| Rows::At(Arc::new(rows)));
+        let shown: IndexSet<BTreeSet<u32>> = [&shown | &alone, shown].into_iter().rev().collect();
+        let shown = shown.into_iter().filter(|_| is_shown).map(|rows| Rows::At(Arc::new(rows)));
         // An engine that declares its arithmetic has it at all products, but for rows that need it less.
-        let undeclared = std::iter::once(Rows::Any).chain(either).filter(|_| self.steps.declared().is_none());
-        undeclared.chain(shown).collect()
+        std::iter::once(Rows::Any).chain(either).filter(|_| !is_declared).chain(shown).collect()
     }
 
     /// The kinds of products that were not recorded between a node and what was recorded before it, those of attention together.

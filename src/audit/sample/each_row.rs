@@ -55,8 +55,8 @@ pub fn explained(
             let right = tokens.judge(&all.difference(&left).copied().collect(), None, &[exact])?;
             let arithmetic = tried.first().filter(|usual| usual.name != one.name).map(|_| one.name);
             let Held { computed_in, followed, under, unit, .. } = others;
-            let (rounded, both) =
-                (left.iter().map(|row| row * tokens.inner()).collect(), joined(others, right));
+            let rounded = left.iter().map(|row| row * tokens.inner()).collect();
+            let both = joined(others, right);
             return Ok(Some(Held { arithmetic, computed_in, followed, under, unit, rounded, ..both }));
         }
     }

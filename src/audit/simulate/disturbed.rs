@@ -8,6 +8,7 @@ use indexmap::IndexSet;
 use super::super::aside::Aside;
 use super::super::possible::Mix;
 use super::super::stored::Narrowed;
+use super::super::tokens::axes;
 use super::super::{Labelled, Steps, attentions, chosen_experts, lost_steps, storage_types};
 use super::{Rows, Run};
 use crate::arithmetic::Arithmetic;
@@ -108,19 +109,19 @@ impl Disturbed<'_> {
         let args = args.map_err(Clone::clone)?;
         let rule =
             node.rule.ok_or_else(|| Unknown::no_rule(args.name, &node.program.graph.get(node.id).op))?;
-        let plain = Mix::plain(self.arithmetic);
         let Some(mix) = self.mix else { return self.computed((node, rule), args, self.arithmetic, disturb) };
         let kind = self.labelled.labels[node.id].map(|id| id.kind());
         let rounds = mix.rounds(kind, &self.steps.positions(self.step));
+        let plain = Mix::plain(self.arithmetic);
         if !rounds.contains(&true) {
             return self.computed((node, rule), args, plain, disturb);
         }
         let mut values = self.computed((node, rule), args, self.arithmetic, disturb)?;
-        if rounds.contains(&false) {
+        if let Some((axis, _)) = axes(&rule.op, args).filter(|_| rounds.contains(&false)) {
             let others = self.computed((node, rule), args, plain, disturb)?;
             // Of the last rows alone where that is all that is computed.
-            let rows = &rounds[rounds.len().saturating_sub(args.shape[2])..];
-            let each = (values.len() / rows.len()).max(1);
+            let rows = &rounds[rounds.len().saturating_sub(args.shape[axis])..];
+            let each = args.shape[axis + 1..].iter().product::<usize>().max(1);
             let parts = values.chunks_mut(each).zip(others.chunks(each)).zip(rows);
             let unrounded = parts.filter(|(_, rounds)| !**rounds);
             unrounded.for_each(|((values, others), _)| values.copy_from_slice(others));

@@ -1,7 +1,6 @@
 //! Nodes that were not recorded in a coarser arithmetic than the engine around them: a bf16 table of sines and cosines, a
 //! softmax in the type of the scores. One piece of code computes them in all layers, so those of a stretch are tried together.
 
-use parity_graph::fault::find;
 use parity_graph::{Id, Op};
 
 use super::{EXPLAINS_MIN, is_spent, most, out_of_sight};
@@ -9,7 +8,7 @@ use crate::audit::{Across, Named, Replay, Suspect};
 use crate::engine::op_by_op::{Node, Values, compute};
 use crate::faults::precision;
 use crate::ops::Args;
-use crate::report::Diagnosis;
+use crate::watch;
 
 /// Ops that one piece of code computes.
 const TOGETHER: [&[Op]; 2] = [&[Op::Rope], &[Op::FlashAttn, Op::SoftMax]];
@@ -26,6 +25,7 @@ pub(super) fn coarser(suspect: &Suspect<'_>, replay: &Replay<'_>, work: &mut usi
             if is_spent(replay, &nodes, work) {
                 return best;
             }
+            watch::at(|| suspect.asked(&name), || None);
             // Its roundings are as large as those that it is judged by, and its values are its own.
             let injected = |node: &Node<'_>, args: &Args<'_, f64>, across: Across<'_>| {
                 let rule = node.rule.filter(|_| nodes.contains(&node.id))?;
@@ -43,12 +43,9 @@ pub(super) fn coarser(suspect: &Suspect<'_>, replay: &Replay<'_>, work: &mut usi
             if !(explains >= EXPLAINS_MIN) || best.as_ref().is_some_and(|(_, best)| best.left <= left) {
                 continue;
             }
-            let Some(entry) = find(&name) else { continue };
-            let text = format!("{}{}", entry.summary, out_of_sight(suspect, replay, &nodes));
-            let fix = Some(entry.fix.to_owned());
-            let diagnosis = Diagnosis { fault: name.clone(), explains, text, fix };
-            let values = left.to_bits();
-            let named = Named { diagnosis, spelling: name, left, rest: 0.0, reaches: None, values };
+            let Some(mut named) = precision::told(&name, explains, left) else { continue };
+            named.diagnosis.text += &out_of_sight(suspect, replay, &nodes);
+            named.values = left.to_bits();
             best = Some((first, named));
         }
     }
