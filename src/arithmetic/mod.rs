@@ -141,14 +141,34 @@ pub enum Flash {
     Lanes(Lanes),
     /// CUDA's kernel on matrix units, see [`Units`].
     Units(Units),
-    /// An engine that is not llama.cpp: both products round their operands to this, one of them the weights of the
-    /// softmax; sums in f32.
-    Rounded(Narrow, Weights, Scaled),
+    /// An engine that is not llama.cpp: its products round operands to this; sums in f32.
+    Rounded(Narrow, OfAttention, Scaled),
     /// CUDA's kernel for few queries over a cache that is kept in blocks, see [`Vector`].
     Vector(Vector),
     /// The same one row after the other on a CPU that multiplies and adds in f16 (AVX512-FP16, ARM), in lanes that
     /// cannot be followed: Q is rounded, all else is bounded.
     NativeF16,
+}
+
+/// Which operands of its two products an attention rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OfAttention {
+    /// Queries, keys and values.
+    pub read: [bool; 3],
+    /// The weights of the softmax.
+    pub weights: Weights,
+}
+
+impl OfAttention {
+    /// Whether all that is read is, as where each product is a node of its own.
+    pub fn is_whole(self) -> bool {
+        self.read == [true; 3]
+    }
+
+    /// Queries, keys and values, and weights when.
+    pub const fn all(weights: Weights) -> OfAttention {
+        OfAttention { read: [true; 3], weights }
+    }
 }
 
 /// When the weights of a softmax are rounded, that are to be divided by their sum.
@@ -158,7 +178,7 @@ pub enum Weights {
     Divided,
     /// Before that: the result of the product is divided.
     Undivided,
-    /// Never: queries, keys and values are.
+    /// Never.
     Kept,
 }
 
@@ -336,9 +356,16 @@ impl Arithmetic {
         parts: 1,
     };
 
-    /// Whether attention rounds keys and values as it reads them: not those of f32 that a cache of eight bits is decoded to.
-    pub fn rounds_cache(&self) -> bool {
-        matches!(self.flash, Flash::Rounded(..)) && (self.packed == [None; 2] || self.cache != Storage::F32)
+    /// Whether attention rounds keys, and values, as it reads them: not those of f32 that a cache of eight bits is decoded to.
+    pub fn rounds_cache(&self) -> [bool; 2] {
+        match self.flash {
+            Flash::Rounded(_, OfAttention { read: [_, keys, values], .. }, _)
+                if self.packed == [None; 2] || self.cache != Storage::F32 =>
+            {
+                [keys, values]
+            }
+            _ => [false; 2],
+        }
     }
 
     /// Whether a device's roundings are followed.

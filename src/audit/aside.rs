@@ -122,13 +122,13 @@ fn operands(op: &Op, args: &Args<'_, f64>, arithmetic: &Arithmetic) -> Vec<(usiz
     if is_product(op, args) {
         return args.get(0).map(|weight| (1, rounding_of(arithmetic, weight.dtype))).into_iter().collect();
     }
-    let Flash::Rounded(narrow, ..) = arithmetic.flash else { return Vec::new() };
+    let Flash::Rounded(narrow, of, _) = arithmetic.flash else { return Vec::new() };
     let slots = match op {
         Op::FlashAttn => 0..3,
-        Op::MulMat if reads_cache(op, args) => 0..2,
+        Op::MulMat if reads_cache(op, args) && of.is_whole() => 0..2,
         _ => 0..0,
     };
-    slots.map(|slot| (slot, narrow.rounding())).collect()
+    slots.filter(|slot| of.read[*slot]).map(|slot| (slot, narrow.rounding())).collect()
 }
 
 /// What the error of each value of a row (K,) is in proportion to: the value, and the row's root mean square where the error

@@ -5,7 +5,9 @@ use parity_graph::Op;
 use super::Steps;
 use super::node::{self, Hypothesis};
 use super::storage_types::{operands, products};
-use crate::arithmetic::{Arithmetic, Flash, Narrow, Operands, Scaled, Softmax, Weights, cache_blocks};
+use crate::arithmetic::{
+    Arithmetic, Flash, Narrow, OfAttention, Operands, Scaled, Softmax, Weights, cache_blocks,
+};
 use crate::checkpoint::Kind;
 use crate::numerics::{Numerics, Products, Storage};
 use crate::ops::Args;
@@ -84,8 +86,10 @@ pub fn with_operands(declared: Option<Numerics>) -> Vec<Arithmetic> {
         let undivided = (narrow == Narrow::Tf32Cut).then_some(Weights::Undivided);
         let kinds = [Some(Weights::Divided), undivided].into_iter().flatten();
         let attentions = kinds.flat_map(move |when| {
-            [Arithmetic::EXACT, products(narrow)]
-                .map(|one| Arithmetic { flash: Flash::Rounded(narrow, when, Scaled::Scores), ..one })
+            [Arithmetic::EXACT, products(narrow)].map(|one| Arithmetic {
+                flash: Flash::Rounded(narrow, OfAttention::all(when), Scaled::Scores),
+                ..one
+            })
         });
         std::iter::once(products(narrow)).chain(attentions)
     };
@@ -111,7 +115,7 @@ fn rounded_attentions(declared: Option<Numerics>) -> Vec<Hypothesis> {
         .map(|(name, narrow)| Hypothesis { name, arithmetic: attention(narrow) });
     let kept = cast.filter(|(_, when)| *when == Weights::Kept);
     all.chain(kept.map(|(narrow, when)| {
-        let flash = Flash::Rounded(narrow, when, Scaled::Scores);
+        let flash = Flash::Rounded(narrow, OfAttention::all(when), Scaled::Scores);
         Hypothesis { name: IN_ONE_NODE, arithmetic: Arithmetic { flash, ..products(narrow) } }
     }))
     .collect()
@@ -139,12 +143,18 @@ fn cast(declared: Numerics) -> Option<(Narrow, Weights)> {
 /// queries and weights are rounded to that type.
 pub fn in_two_products(declared: Numerics) -> Option<Arithmetic> {
     let (narrow, when) = cast(declared).filter(|(_, when)| *when == Weights::Divided)?;
-    Some(Arithmetic { flash: Flash::Rounded(narrow, when, Scaled::Scores), ..Arithmetic::LLAMA_CPU })
+    Some(Arithmetic {
+        flash: Flash::Rounded(narrow, OfAttention::all(when), Scaled::Scores),
+        ..Arithmetic::LLAMA_CPU
+    })
 }
 
 /// f32 but for the operands of all products, those of attention too.
 pub fn attention(narrow: Narrow) -> Arithmetic {
-    Arithmetic { flash: Flash::Rounded(narrow, Weights::Divided, Scaled::Scores), ..products(narrow) }
+    Arithmetic {
+        flash: Flash::Rounded(narrow, OfAttention::all(Weights::Divided), Scaled::Scores),
+        ..products(narrow)
+    }
 }
 
 /// What attention, or one of its products, may be computed in: as [`attentions`] has it for all of them, and by every kernel
@@ -197,7 +207,7 @@ pub fn in_narrow(kept: Storage, declared: Option<Numerics>) -> Vec<Hypothesis> {
         (f32, Scaled::Both),
     ];
     let of = |(softmax, scaled)| {
-        let flash = Flash::Rounded(narrow, Weights::Divided, scaled);
+        let flash = Flash::Rounded(narrow, OfAttention::all(Weights::Divided), scaled);
         let arithmetic = Arithmetic { narrow: kept, cache: kept, flash, softmax, ..Arithmetic::EXACT };
         Hypothesis { name: names[usize::from(softmax != f32)], arithmetic }
     };
@@ -215,8 +225,8 @@ pub fn in_narrow(kept: Storage, declared: Option<Numerics>) -> Vec<Hypothesis> {
 /// The same with the scale in what is rounded. Where it is a power of two, nothing else comes of it but for its root.
 fn scaled_before(rounded: &[Hypothesis]) -> Vec<Hypothesis> {
     let before = |one: &Hypothesis, scaled| match one.arithmetic.flash {
-        Flash::Rounded(narrow, when, _) => {
-            let arithmetic = Arithmetic { flash: Flash::Rounded(narrow, when, scaled), ..one.arithmetic };
+        Flash::Rounded(narrow, of, _) => {
+            let arithmetic = Arithmetic { flash: Flash::Rounded(narrow, of, scaled), ..one.arithmetic };
             Some(Hypothesis { name: one.name, arithmetic })
         }
         _ => None,
@@ -228,7 +238,7 @@ fn scaled_before(rounded: &[Hypothesis]) -> Vec<Hypothesis> {
 /// The arithmetic of a node where attention alone rounds its operands, and its products stand by themselves.
 pub fn of_product(one: &Arithmetic, op: &Op, args: &Args<'_, f64>) -> Arithmetic {
     match one.flash {
-        Flash::Rounded(narrow, ..) if reads_cache(op, args) => {
+        Flash::Rounded(narrow, of, _) if of.is_whole() && reads_cache(op, args) => {
             Arithmetic { operands: Operands::Both(narrow), ..*one }
         }
         _ => *one,

@@ -218,6 +218,7 @@ impl Best {
             of_f32.all(|in_f32| found.usual < in_f32.usual)
         };
         let unknown = || self.nodes.iter().filter(|(_, found)| is_of_unknown(found));
+        let undeclared: IndexSet<Checkpoint> = unknown().map(|(id, _)| *id).collect();
         let are_nearer = 2 * unknown().filter(|one| is_nearer(*one)).count() > coarse;
         for (id, found) in self.nodes.iter_mut().filter(|(_, found)| is_of_unknown(found)) {
             match in_f32(id).filter(|_| coarse < healthy) {
@@ -227,17 +228,17 @@ impl Best {
                 _ => found.known = coarse > 1 && coarse >= healthy && are_nearer,
             }
         }
-        self.doubt_others();
+        self.doubt_others(&undeclared);
     }
 
-    /// Where what nobody declared explains most nodes of a kind, and is not known to be the engine's, one that lies no further
-    /// from it than a few times as far as they do is no more wrong than they are.
-    fn doubt_others(&mut self) {
+    /// Where what nobody `declared` explains most nodes of a kind, one that lies no further from it than a few times as far as they
+    /// do is no more wrong than they are: the engine may round a little more than that.
+    fn doubt_others(&mut self, undeclared: &IndexSet<Checkpoint>) {
         let mut kinds: IndexMap<Kind, (usize, usize, f64)> = IndexMap::new();
         for (id, found) in &self.nodes {
             let (explained, all, furthest) = kinds.entry(id.kind()).or_default();
             *all += 1;
-            if is_of_unknown(found) {
+            if undeclared.contains(id) && is_explained(found) {
                 (*explained, *furthest) = (*explained + 1, furthest.max(found.over));
             }
         }

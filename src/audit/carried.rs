@@ -14,7 +14,7 @@ use super::finding::SHARP;
 use super::simulate::{Disturbed, Rows, Run};
 use super::{Labelled, Steps, Tensor, attentions, hypotheses, lost_steps};
 use crate::arithmetic::backend::Backend;
-use crate::arithmetic::{Arithmetic, Flash, Narrow, Scaled, Weights};
+use crate::arithmetic::{Arithmetic, Flash, Narrow, OfAttention, Scaled, Weights};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::engine::op_by_op::{Conductor, Machine, Node, Unknown, Value};
 use crate::error::Result;
@@ -259,7 +259,7 @@ fn arithmetic(numerics: &Numerics, id: Option<Checkpoint>, op: &Op, args: &Args<
     let is_llama =
         matches!(numerics.products, Products::LlamaCpu | Products::LlamaCuda | Products::LlamaVulkan);
     // Attention in two products rounds both operands to the type of the cache; in one it has no cache of f32.
-    let rounded = |kept| Flash::Rounded(kept, Weights::Divided, Scaled::Scores);
+    let rounded = |kept| Flash::Rounded(kept, OfAttention::all(Weights::Divided), Scaled::Scores);
     let (flash, cache) = match (is_llama, numerics.flash, numerics.kv) {
         (true, false, Storage::F32) => (Flash::Exact, numerics.kv),
         (true, false, Storage::F16) => (rounded(Narrow::F16), numerics.kv),

@@ -9,7 +9,7 @@ use super::Steps;
 use super::attentions::{self, ATTENTIONS, attends};
 use super::shown_products::Shown;
 use super::storage_types::{self, PRODUCTS};
-use crate::arithmetic::{Arithmetic, Flash, Narrow, Operands, Scaled, Weights};
+use crate::arithmetic::{Arithmetic, Flash, Narrow, OfAttention, Operands, Scaled, Weights};
 use crate::checkpoint::Kind;
 use crate::numerics::{Numerics, Products, Storage};
 
@@ -74,8 +74,8 @@ pub struct Mix {
     pub narrow: Narrow,
     /// The kinds of the nodes that are such products, or attention.
     pub kinds: HashSet<Kind>,
-    /// When attention rounds its weights.
-    pub weights: Weights,
+    /// What attention rounds, if it is among them.
+    pub attention: OfAttention,
     /// The rows of which they do.
     pub rows: Rows,
 }
@@ -83,7 +83,8 @@ pub struct Mix {
 impl Mix {
     /// Of an engine that rounds no operands.
     pub fn none() -> Mix {
-        Mix { narrow: Narrow::Tf32, kinds: HashSet::new(), weights: Weights::Divided, rows: Rows::Any }
+        let attention = OfAttention::all(Weights::Divided);
+        Mix { narrow: Narrow::Tf32, kinds: HashSet::new(), attention, rows: Rows::Any }
     }
 
     /// Whether the operands of each of some rows are rounded, at a node of a kind.
@@ -110,7 +111,7 @@ impl Mix {
         if !self.kinds.iter().any(|kind| attends(*kind)) {
             return products;
         }
-        Arithmetic { flash: Flash::Rounded(self.narrow, self.weights, Scaled::Scores), ..products }
+        Arithmetic { flash: Flash::Rounded(self.narrow, self.attention, Scaled::Scores), ..products }
     }
 
     /// What that is called; `None` where nothing is rounded.

@@ -7,7 +7,9 @@
 use parity_graph::{Id, Op};
 
 use super::sample::Sample;
-use crate::arithmetic::{Angles, Arithmetic, Flash, HalfSums, Narrow, Operands, Scaled, Softmax, Weights};
+use crate::arithmetic::{
+    Angles, Arithmetic, Flash, HalfSums, Narrow, OfAttention, Operands, Scaled, Softmax, Weights,
+};
 use crate::audit::products;
 use crate::audit::{Named, Suspect};
 use crate::engine::op_by_op::compute;
@@ -128,7 +130,10 @@ fn of_attention() -> impl Iterator<Item = (String, Arithmetic)> {
         let each = [Scaled::Scores, Scaled::Queries, Scaled::Both]
             .map(|scaled| [Weights::Divided, Weights::Undivided].map(|when| (when, scaled)));
         each.into_iter().flatten().map(move |(when, scaled)| {
-            (name.clone(), Arithmetic { flash: Flash::Rounded(narrow, when, scaled), ..one })
+            (
+                name.clone(),
+                Arithmetic { flash: Flash::Rounded(narrow, OfAttention::all(when), scaled), ..one },
+            )
         })
     })
 }

@@ -17,13 +17,18 @@ fn rounded(x: f32) -> f32 {
 
 /// What an op comes to that reads copies of its sources in bf16.
 fn of_copies(op: &Op, args: &Args<'_, f64>) -> Vec<f64> {
+    over_rounded(op, args, [true; 3], rounded)
+}
+
+/// What an op comes to that reads some of its first sources rounded.
+pub fn over_rounded(op: &Op, args: &Args<'_, f64>, which: [bool; 3], round: fn(f32) -> f32) -> Vec<f64> {
     let copy = |slot: usize| {
-        let source = args.get(slot)?;
-        let values: Vec<f64> = source.values().iter().map(|x| f64::from(rounded(*x as f32))).collect();
+        let source = args.get(slot).filter(|_| which[slot])?;
+        let values: Vec<f64> = source.values().iter().map(|x| f64::from(round(*x as f32))).collect();
         Some((values, source.shape()))
     };
     // The mask of attention is no number that a node computed.
-    let copies: Vec<_> = (0..3).map(copy).collect();
+    let copies = [0, 1, 2].map(copy);
     let of = |slot: usize| copies.get(slot)?.as_ref().map(|(values, shape)| Strided::whole(values, *shape));
     compute(rule(op).unwrap(), &Args { sources: args.replaced(of), ..*args }).unwrap()
 }

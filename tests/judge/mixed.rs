@@ -8,7 +8,9 @@ use parity::arithmetic::Arithmetic;
 use parity::checkpoint::{Checkpoint, Kind};
 use parity::ops::Args;
 use parity_dump::Element;
+use parity_graph::Op;
 
+use crate::copies::over_rounded;
 use crate::precision::{product, tf32};
 use crate::support::edited::MODEL;
 use crate::support::graphs::foreign::Engine;
@@ -266,6 +268,41 @@ fn rows_of_one_step_may_be_computed_by_two_kernels() {
             let wanted = (i32::from(!shown.is_empty()), shown);
             let kernels = [first(0.1), last(0.1)];
             assert_eq!((audited.code, &audited.first[..]), wanted, "{kernels:?} {count}: {reason}");
+        }
+    }
+}
+
+/// An engine may keep keys alone in a narrow type, as caches of it do, or multiply queries and keys in it alone: what follows its
+/// attention shows which operands are rounded, and a head of a row that is off by more than these is found.
+#[test]
+fn attention_may_round_some_of_its_operands() {
+    let brain: fn(f32) -> f32 = |x| bf16::from_f32(x).to_f32();
+    let half: fn(f32) -> f32 = |x| f16::from_f32(x).to_f32();
+    const QUERIES_AND_KEYS: [bool; 3] = [true, true, false];
+    const KEYS: [bool; 3] = [false, true, false];
+    const VALUES: [bool; 3] = [false, false, true];
+    let operands = [KEYS, QUERIES_AND_KEYS, [true, false, false], VALUES];
+    let cases = operands.into_iter().flat_map(|operands| [half, brain, tf32].map(|round| (operands, round)));
+    let cases = cases.flat_map(|case| [&[20][..], &[12, 1, 1, 1, 1]].map(|steps| (case, steps)));
+    for ((operands, round), steps) in sample("operands of attention, types and steps", 4, cases) {
+        for (at, shown) in [("", ""), ("blk.1.attn_ctx", "blk.1.attn_out")] {
+            let computes = |id: Checkpoint, args: &Args<'_, f64>| -> Option<Vec<f64>> {
+                if id.kind() != Kind::AttnCtx {
+                    return None;
+                }
+                let mut values = over_rounded(&Op::FlashAttn, args, operands, round);
+                if id.to_string() == at {
+                    let width = args.shape[3];
+                    let head = values.len() - width;
+                    values[head..].iter_mut().for_each(|value| *value *= 1.05);
+                }
+                Some(values)
+            };
+            let audited = audited_in_f32(&computes, of_modules, steps, &[]);
+            let reason = audited.report["reason"].as_str().unwrap_or_default();
+            let wanted = (i32::from(!shown.is_empty()), shown);
+            let found = (audited.code, &audited.first[..]);
+            assert_eq!(found, wanted, "{operands:?} {} {steps:?}: {reason}", round(0.1));
         }
     }
 }

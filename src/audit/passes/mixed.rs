@@ -19,7 +19,7 @@ use super::super::possible::{Mix, Rows};
 use super::super::simulate::{SCATTERED, Stretch};
 use super::super::storage_types;
 use super::{APART, Assumed, Findings, Passes};
-use crate::arithmetic::{Arithmetic, Narrow, Weights};
+use crate::arithmetic::{Arithmetic, Narrow, OfAttention, Weights};
 use crate::audit::{Finding, Labelled};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
@@ -31,6 +31,24 @@ use crate::watch;
 /// least numbers, show the same products.
 const ALIKE: [&[Narrow]; 3] =
     [&[Narrow::Tf32, Narrow::Tf32Away, Narrow::F16], &[Narrow::Tf32Cut], &[Narrow::Bf16]];
+
+/// What attention rounds as a rule.
+const WHOLE: [OfAttention; 2] = [OfAttention::all(Weights::Divided), OfAttention::all(Weights::Undivided)];
+
+/// The same where that is a part of it: queries and keys, keys alone as a cache holds them, queries alone; values, alone or with
+/// the weights that they meet. Weights alone are those of a softmax in a narrow type, which is a mistake.
+const PARTS: [OfAttention; 6] = [
+    part([true, true, false], Weights::Kept),
+    part([false, true, false], Weights::Kept),
+    part([true, false, false], Weights::Kept),
+    part([false, false, true], Weights::Kept),
+    part([false, false, true], Weights::Divided),
+    part([false, false, true], Weights::Undivided),
+];
+
+const fn part(read: [bool; 3], weights: Weights) -> OfAttention {
+    OfAttention { read, weights }
+}
 
 /// Nodes of a kind that no such mix explains, before its others are given up: a mistake in one is one in all layers as a rule.
 const UNEXPLAINED_MAX: usize = 2;
@@ -150,8 +168,7 @@ impl Passes<'_> {
         let classes = self.multiplying(id);
         let of_weights = classes.iter().filter(|kinds| !kinds.iter().any(|kind| attends(*kind))).count();
         let has_attention = of_weights < classes.len();
-        let weights =
-            if has_attention { &[Weights::Divided, Weights::Undivided][..] } else { &[Weights::Divided] };
+        let attentions = if has_attention { &[&WHOLE[..], &PARTS[..]][..] } else { &[&WHOLE[..1]] };
         // Each product moves what follows by about as much as its operands are rounded by.
         let may_be = |narrow: Narrow| plain.distance <= classes.len() as f64 * unit_of(narrow);
         let known = storage_types::operands(self.steps.declared());
@@ -159,29 +176,34 @@ impl Passes<'_> {
         for alike in ALIKE {
             let alike: Vec<Narrow> = alike.iter().copied().filter(is_known).collect();
             let Some(first) = alike.first().copied().filter(|first| may_be(*first)) else { continue };
-            let mut nearest = (plain.distance / NEARER, None);
-            for (number, rows) in
-                (0..weights.len()).flat_map(|number| rows.iter().map(move |rows| (number, rows)))
-            {
-                let weights = weights[number];
-                let from = Mix { narrow: first, weights, rows: rows.clone(), ..Mix::none() };
-                // Rows of attention are not told apart: each reads what others gave.
-                let classes = match rows {
-                    Rows::At(_) if number > 0 => continue,
-                    Rows::At(_) => &classes[..of_weights],
-                    _ => &classes[..],
-                };
-                let kinds = nearest_kinds((&from, plain.distance), classes, &apart)?;
-                let of = |narrow: &Narrow| Mix { narrow: *narrow, kinds: kinds.clone(), ..from.clone() };
-                for mix in alike.iter().map(of).filter(|mix| !mix.kinds.is_empty()) {
-                    let apart = apart(&mix)?;
-                    if apart < nearest.0 {
-                        nearest = (apart, Some(mix));
+            for attentions in attentions {
+                let mut nearest = (plain.distance / NEARER, None);
+                for (attention, rows) in
+                    attentions.iter().flat_map(|of| rows.iter().map(move |rows| (of, rows)))
+                {
+                    let from =
+                        Mix { narrow: first, attention: *attention, rows: rows.clone(), ..Mix::none() };
+                    let is_first = *attention == WHOLE[0];
+                    let classes = match rows {
+                        // Rows of attention are not told apart: each reads what others gave.
+                        Rows::At(_) if is_first => &classes[..of_weights],
+                        // An engine that rounds a part of it does so whatever rows there are.
+                        Rows::At(_) => continue,
+                        Rows::One | Rows::Several if !attention.is_whole() => continue,
+                        _ => &classes[..],
+                    };
+                    let kinds = nearest_kinds((&from, plain.distance), classes, &apart)?;
+                    let of = |narrow: &Narrow| Mix { narrow: *narrow, kinds: kinds.clone(), ..from.clone() };
+                    for mix in alike.iter().map(of).filter(|mix| !mix.kinds.is_empty()) {
+                        let apart = apart(&mix)?;
+                        if apart < nearest.0 {
+                            nearest = (apart, Some(mix));
+                        }
                     }
                 }
-            }
-            if nearest.1.is_some() {
-                return Ok(nearest.1);
+                if nearest.1.is_some() {
+                    return Ok(nearest.1);
+                }
             }
         }
         Ok(None)

@@ -42,7 +42,8 @@ pub fn carry(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) ->
                 let place = attention.cached(attention.v, row.at, position);
                 let (errors, values) = (of_row(place), attention.v.row(place));
                 let off = converted(&attention, attention.v, errors, &values).into_iter();
-                let beside = errors.iter().zip(values.iter()).map(|(e, v)| step_beside(&attention, *e, *v));
+                let beside =
+                    errors.iter().zip(values.iter()).map(|(e, v)| step_beside(&attention, VALUES, *e, *v));
                 off.zip(beside).map(|(off, beside)| off + beside).collect()
             }
             _ => Vec::new(),
@@ -137,10 +138,14 @@ fn query_steps(args: &Args<'_, f64>, attention: &Attention<'_, '_, f64>) -> Opti
     Some(half_steps(attention.rounding, &Matrix::new(rows, width, values)))
 }
 
+/// Keys, and values, among those of which it is told whether they are rounded.
+const KEYS: usize = 0;
+const VALUES: usize = 1;
+
 /// A value of K or V that is moved before it is rounded may be rounded to the next number.
-fn step_beside(attention: &Attention<'_, '_, f64>, error: f64, value: f64) -> f64 {
+fn step_beside(attention: &Attention<'_, '_, f64>, of: usize, error: f64, value: f64) -> f64 {
     match attention.kind {
-        Flash::Rounded(narrow, ..) if error > 0.0 && attention.narrows => {
+        Flash::Rounded(narrow, ..) if error > 0.0 && attention.narrows[of] => {
             2.0 * (unit_of(narrow) * value.abs() + least_of(narrow))
         }
         _ => 0.0,
@@ -150,7 +155,7 @@ fn step_beside(attention: &Attention<'_, '_, f64>, error: f64, value: f64) -> f6
 /// How far a score moves, in quadrature, where values of a key are rounded to the next number.
 fn fallen(attention: &Attention<'_, '_, f64>, error: &[f64], key: &[f64], q: impl Fn(usize) -> f64) -> f64 {
     let steps = key.iter().zip(error).enumerate();
-    let squares = steps.map(|(d, (key, error))| (step_beside(attention, *error, *key) * q(d)).powi(2));
+    let squares = steps.map(|(d, (key, error))| (step_beside(attention, KEYS, *error, *key) * q(d)).powi(2));
     CONFIDENCE * squares.sum::<f64>().sqrt()
 }
 

@@ -166,7 +166,7 @@ fn unfollowed(attention: &Attention<'_, '_, f64>, row: &QueryRow, errors: &[f64]
     let native = attention.kind == Flash::NativeF16 && attention.v.dtype == crate::gguf::DType::F16;
     let narrow = match attention.kind {
         _ if native => narrow_sums(attention, row, &p),
-        Flash::Rounded(narrow, when, _) if when != Weights::Kept => {
+        Flash::Rounded(narrow, of, _) if of.weights != Weights::Kept => {
             rounded_weights(attention, row, narrow, &p)
         }
         _ => vec![0.0; exact.len()],

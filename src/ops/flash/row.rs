@@ -11,7 +11,7 @@ use super::scaled::{Factors, rounding_of_queries, scaled, scales_queries};
 use super::shared::KeyProducts;
 use crate::arithmetic::cache_blocks;
 use crate::arithmetic::round::{self, Rounding, Tie};
-use crate::arithmetic::{Flash, Narrow, Scaled, Softmax, Storing, Vector, Weights};
+use crate::arithmetic::{Flash, Narrow, OfAttention, Scaled, Softmax, Storing, Vector, Weights};
 use crate::error::Result;
 use crate::gguf::DType;
 use crate::numerics::Storage;
@@ -51,8 +51,8 @@ pub struct Attention<'b, 'a, S> {
     softmax: Softmax,
     /// Whether weights that are no normal numbers of f16 are 0.
     pub flushes: bool,
-    /// Whether keys and values are rounded to a narrow type.
-    pub narrows: bool,
+    /// Whether keys, and values, are rounded to a narrow type.
+    pub narrows: [bool; 2],
 }
 
 /// One query of one head.
@@ -127,7 +127,8 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         let mut rounded = round::activations(rounding, View::new(b * h * n, dk, &values));
         rounded.ties.extend(before.ties(kind, dk, &values));
         let narrows = args.arithmetic.rounds_cache();
-        let converted = [before.any(), false].into_iter().zip([k, v]).map(|(scales, source)| {
+        let converted = [before.any(), false].into_iter().zip(narrows).zip([k, v]);
+        let converted = converted.map(|((scales, narrows), source)| {
             let [a, b, c, _] = source.shape();
             let rows = if narrows || scales || converts(kind, source) { a * b * c } else { 0 };
             (0..rows).map(|_| OnceLock::new()).collect()
@@ -305,14 +306,14 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         let source = [self.k, self.v][of];
         let [_, heads, positions, _] = source.shape();
         match self.converted[of].get((at[0] * heads + at[1]) * positions + at[2]) {
-            Some(known) => Cow::Borrowed(known.get_or_init(|| self.narrowed(source, row()))),
+            Some(known) => Cow::Borrowed(known.get_or_init(|| self.narrowed(of, row()))),
             None => row(),
         }
     }
 
     /// A row of the cache, which kernels on narrower numbers convert.
-    fn narrowed(&self, source: &'b Source<'a, S>, mut row: Cow<'a, [S]>) -> Vec<S> {
-        if converts(self.kind, source) {
+    fn narrowed(&self, of: usize, mut row: Cow<'a, [S]>) -> Vec<S> {
+        if converts(self.kind, [self.k, self.v][of]) {
             match self.kind {
                 // Blocks are decoded in f32 before they are converted.
                 Flash::Units(_) | Flash::Vector(_) => {
@@ -322,7 +323,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
             }
         }
         if let Flash::Rounded(narrow, ..) = self.kind
-            && self.narrows
+            && self.narrows[of]
         {
             narrow.store(row.to_mut());
         }
@@ -348,7 +349,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         match self.kind {
             Flash::Lanes(lanes) => return self.on_lanes(row, lanes, None).value,
             Flash::Units(units) => return self.on_units(row, units, None).value,
-            Flash::Rounded(narrow, when, _) => {
+            Flash::Rounded(narrow, OfAttention { weights: when, .. }, _) => {
                 let is_rounded = when != Weights::Kept;
                 return self.by_softmax(row, when, |weights| {
                     if is_rounded {

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use super::super::bound::UNIT_F32;
 use crate::arithmetic::cuda_blocks::QUERIES;
 use crate::arithmetic::round::{Rounding, Tie};
-use crate::arithmetic::{Flash, Narrow, Scaled, Vector};
+use crate::arithmetic::{Flash, Narrow, OfAttention, Scaled, Vector};
 use crate::gguf::DType;
 use crate::numerics::Products;
 use crate::scalar::{Scalar, half};
@@ -18,7 +18,8 @@ pub fn rounding_of_queries(kind: Flash, keys: DType) -> Rounding {
     match kind {
         Flash::Exact | Flash::Vector(Vector::Converted) => Rounding::None,
         Flash::Lanes(_) | Flash::Units(_) => Rounding::F16,
-        Flash::Rounded(narrow, ..) => narrow.rounding(),
+        Flash::Rounded(narrow, OfAttention { read: [true, ..], .. }, _) => narrow.rounding(),
+        Flash::Rounded(..) => Rounding::None,
         Flash::Vector(Vector::Integers) => Rounding::Cuda(QUERIES),
         _ => Rounding::of(Products::LlamaCpu, keys),
     }

@@ -4,7 +4,7 @@ use half::f16;
 use parity_graph::Op;
 
 use super::super::trial::{Given, Numbers, Trial};
-use crate::arithmetic::{Arithmetic, Flash, Narrow, Scaled, Weights};
+use crate::arithmetic::{Arithmetic, Flash, Narrow, OfAttention, Scaled, Weights};
 use crate::gguf::DType;
 
 struct Sizes {
@@ -210,7 +210,7 @@ fn errors_are_carried() {
 fn operands_that_are_rounded_carry_errors_to_the_next_number() {
     for narrow in [Narrow::F16, Narrow::Bf16, Narrow::Tf32, Narrow::Tf32Away, Narrow::Tf32Cut] {
         for scaled in [Scaled::Scores, Scaled::Queries, Scaled::Both] {
-            let own = trial(7, &SMALL, Flash::Rounded(narrow, Weights::Divided, scaled));
+            let own = trial(7, &SMALL, Flash::Rounded(narrow, OfAttention::all(Weights::Divided), scaled));
             for slot in [0, 1, 2] {
                 // Moved by as much as its steps are wide.
                 own.assert_carries(slot, 1e-2, 400.0);
@@ -223,7 +223,7 @@ fn operands_that_are_rounded_carry_errors_to_the_next_number() {
 fn the_last_bit_of_a_scale_that_went_into_operands_is_no_mistake() {
     for narrow in [Narrow::F16, Narrow::Bf16, Narrow::Tf32, Narrow::Tf32Away, Narrow::Tf32Cut] {
         for scaled in [Scaled::Queries, Scaled::Both] {
-            let own = trial(9, &SMALL, Flash::Rounded(narrow, Weights::Divided, scaled));
+            let own = trial(9, &SMALL, Flash::Rounded(narrow, OfAttention::all(Weights::Divided), scaled));
             let mut beside = own.clone();
             beside.params.set_float(0, own.params.float(0).next_up());
             let excess = own.excess(&beside.double());
