@@ -327,11 +327,16 @@ impl Tokens<'_, '_> {
         tried: &[Hypothesis],
     ) -> Result<Held, Unknown> {
         let others: BTreeSet<usize> = there.iter().copied().filter(|token| !sample.contains(token)).collect();
-        let arithmetic = match followed.is_followed_by_steps() {
-            true => Arithmetic { operands: Operands::Unordered, ..followed.arithmetic },
-            false => followed.arithmetic,
+        let (arithmetic, squares) = match followed.is_followed_by_steps() {
+            // All others are held to exact sums, from which those that are followed are as far as any.
+            true => {
+                let arithmetic = Arithmetic { operands: Operands::Unordered, ..followed.arithmetic };
+                let few = spread(&sample.iter().copied().collect::<Vec<_>>(), TOKENS);
+                (arithmetic, self.judge(&few, None, &[Hypothesis { arithmetic, ..*followed }])?.squares)
+            }
+            false => (followed.arithmetic, held.squares),
         };
-        let [errors, values, _] = held.squares;
+        let [errors, values, _] = squares;
         let off = (errors / values).sqrt();
         let suspects = screen::suspects(self, [&sample, &others], &arithmetic, off);
         let mut held = held;

@@ -14,7 +14,8 @@ use crate::ops::source::Data;
 use crate::ops::{Args, Source, Strided, rule};
 use crate::random;
 
-const ROWS: usize = 40;
+/// So many that sums are followed in a part of the product, and a part of its rows is screened.
+const ROWS: usize = 80;
 const OUTPUTS: usize = 128;
 const COLUMNS: usize = 896;
 
@@ -114,6 +115,7 @@ fn a_known_order_is_followed() {
     assert!(held.is_healthy() && held.otherwise.is_none(), "{}", held.over);
     let [_, values, bounds] = held.squares;
     assert!((bounds / values).sqrt() < 1e-3, "an interval of a rounding at most");
+    assert!(held.screened > 0, "rows of an order that is followed are no suspects");
 }
 
 #[test]
