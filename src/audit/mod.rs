@@ -396,6 +396,7 @@ impl Auditor<'_> {
             return;
         }
         let Auditor { step, steps, labelled, graphs, gguf, ref kept, assumed, .. } = *self;
+        let tried = &sample::of_whole(args, tried)[..];
         let others = |id: Id| labelled.values(steps, step, id);
         let replayed = Replayed { step, steps, labelled, graphs, gguf, kept, unseen: assumed.unseen };
         let replay = Replay::of(node, replayed, tried);

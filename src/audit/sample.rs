@@ -265,6 +265,22 @@ fn of_device(
     }
 }
 
+/// Columns of the matrices of a product.
+fn columns(args: &Args<'_, f64>) -> usize {
+    args.get(0).map_or(1, |weight| weight.shape()[3])
+}
+
+/// Whether only a part of a product is followed step by step.
+fn is_followed_in_part(args: &Args<'_, f64>, one: &Hypothesis) -> bool {
+    one.is_followed_by_steps() && args.elements().saturating_mul(columns(args)) > FOLLOWED_MAX
+}
+
+/// What the whole of a node may be computed in again, of what is `tried` in a part of it; all of that where nothing may.
+pub fn of_whole(args: &Args<'_, f64>, tried: &[Hypothesis]) -> Vec<Hypothesis> {
+    let some: Vec<Hypothesis> = tried.iter().filter(|one| !is_followed_in_part(args, one)).copied().collect();
+    if some.is_empty() { tried.to_vec() } else { some }
+}
+
 impl Tokens<'_, '_> {
     /// All that was looked at, in what is likely, or else in the first of `tried` that explains it.
     pub fn whole(
@@ -308,13 +324,12 @@ impl Tokens<'_, '_> {
 
     /// Columns of the matrices.
     fn columns(&self) -> usize {
-        self.args.get(0).map_or(1, |weight| weight.shape()[3])
+        columns(self.args)
     }
 
     /// Whether only a part of a product is followed step by step.
     fn is_followed_in_part(&self, one: &Hypothesis) -> bool {
-        let work = self.args.elements().saturating_mul(self.columns());
-        one.is_followed_by_steps() && work > FOLLOWED_MAX
+        is_followed_in_part(self.args, one)
     }
 
     /// Screens what is not in the sample, by what explains that, and judges what is suspicious with it.
