@@ -42,6 +42,8 @@ pub struct Arithmetic {
     pub cache: Storage,
     /// What they are kept as where that is no type of single numbers.
     pub packed: Cached,
+    /// Which of them are read before they are kept.
+    pub fresh: Fresh,
     /// What becomes of values on their way to the type that they are kept in.
     pub storing: Storing,
     /// What values were rounded to only when they were recorded: the producer went on with better ones.
@@ -301,6 +303,36 @@ pub enum Storing {
     Flushed,
 }
 
+/// In which steps attention reads the keys and values of the step's own tokens as they were computed, before they are kept in a
+/// narrower type: those of tokens before it come from the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Fresh {
+    /// In none: what is kept is all that is read.
+    #[default]
+    Never,
+    /// In those with no tokens before them.
+    First,
+    /// In those of several tokens.
+    Several,
+    /// In all.
+    Always,
+}
+
+impl Fresh {
+    /// Those that differ from [`Fresh::Never`].
+    pub const KINDS: [Fresh; 3] = [Fresh::First, Fresh::Several, Fresh::Always];
+
+    /// Whether a step of so many `own` tokens behind so many `older` ones is one of these.
+    pub fn is_in(self, own: usize, older: usize) -> bool {
+        match self {
+            Fresh::Never => false,
+            Fresh::First => older == 0,
+            Fresh::Several => own > 1,
+            Fresh::Always => true,
+        }
+    }
+}
+
 /// How elementary functions are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Functions {
@@ -333,6 +365,7 @@ impl Arithmetic {
         narrow: Storage::F32,
         cache: Storage::F32,
         packed: [None; 2],
+        fresh: Fresh::Never,
         storing: Storing::Nearest,
         recorded: None,
         parts: 1,
@@ -351,6 +384,7 @@ impl Arithmetic {
         narrow: Storage::F32,
         cache: Storage::F32,
         packed: [None; 2],
+        fresh: Fresh::Never,
         storing: Storing::Nearest,
         recorded: None,
         parts: 1,

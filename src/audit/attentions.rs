@@ -6,7 +6,7 @@ use super::Steps;
 use super::node::{self, Hypothesis};
 use super::storage_types::{operands, products};
 use crate::arithmetic::{
-    Arithmetic, Flash, Narrow, OfAttention, Operands, Scaled, Softmax, Weights, cache_blocks,
+    Arithmetic, Flash, Fresh, Narrow, OfAttention, Operands, Scaled, Softmax, Weights, cache_blocks,
 };
 use crate::checkpoint::Kind;
 use crate::numerics::{Numerics, Products, Storage};
@@ -66,6 +66,10 @@ pub fn attentions(steps: &dyn Steps) -> Vec<Hypothesis> {
         return cached.collect();
     }
     let declared = steps.declared();
+    // Of what else there is, more is allowed for than what reads some keys before they are kept.
+    let kept = declared.map(|numerics| named(numerics.kv)).filter(|one| one.arithmetic.cache != Storage::F32);
+    let fresh = kept.into_iter().flat_map(|kept| Fresh::KINDS.map(|fresh| before_kept(&kept, fresh)));
+    let cached = cached.chain(fresh);
     // Which of its kernels it was is seen where it was recorded; elsewhere what the coarsest may round is allowed for.
     let coarsest = Arithmetic { flash: Flash::NativeF16, ..products(Narrow::F16) };
     let llama = Arithmetic { cache: Storage::F16, ..coarsest };
@@ -173,12 +177,22 @@ pub fn of_cache(steps: &dyn Steps, any: bool, op: &Op, args: &Args<'_, f64>) -> 
     let kernels = kernels.filter(|one| one.arithmetic.flash != Flash::Exact).map(in_half);
     // Of llama.cpp's kernels the one that was taken is followed: more exactly than operands that are only bounded.
     let all = attentions(steps).into_iter().filter(|one| one.arithmetic.flash != Flash::NativeF16);
-    let (cached, rounded): (Vec<_>, Vec<_>) = all.partition(|one| one.arithmetic.operands == Operands::Exact);
+    let (mut cached, rounded): (Vec<_>, Vec<_>) =
+        all.partition(|one| one.arithmetic.operands == Operands::Exact);
+    cached.retain(|one| one.arithmetic.fresh == Fresh::Never);
     let before = if *op == Op::FlashAttn { scaled_before(&rounded) } else { Vec::new() };
+    // Whether a step does is seen where it was recorded.
+    let narrow = cached.iter().filter(|one| *op == Op::FlashAttn && one.arithmetic.cache != Storage::F32);
+    let fresh: Vec<_> = narrow.map(|one| before_kept(one, Fresh::Always)).collect();
     match any {
-        true => cached.into_iter().chain(kernels).chain(rounded).chain(before).collect(),
+        true => cached.into_iter().chain(fresh).chain(kernels).chain(rounded).chain(before).collect(),
         false => cached.into_iter().take(1).collect(),
     }
+}
+
+/// Attention over a narrow cache that reads the keys and values of some steps before they are kept.
+fn before_kept(one: &Hypothesis, fresh: Fresh) -> Hypothesis {
+    Hypothesis { arithmetic: Arithmetic { fresh, ..one.arithmetic }, ..*one }
 }
 
 /// Attention of engines that keep everything in a narrow type, what rounds least first: scores in f32 (fused kernels), or

@@ -11,7 +11,7 @@ use super::node::hypotheses;
 use super::stored::Narrowed;
 use super::{attentions, storage_types};
 use crate::arithmetic::backend::Backend;
-use crate::arithmetic::{Arithmetic, Flash, Narrow, Sums};
+use crate::arithmetic::{Arithmetic, Flash, Operands, Sums};
 use crate::engine::op_by_op::{Carried, Node, Unknown, Value, Values, compute};
 use crate::numerics::Storage;
 use crate::ops::{Args, Check, Rule, Strided};
@@ -21,8 +21,8 @@ use crate::ops::{Args, Check, Rule, Strided};
 pub struct Unseen {
     /// What attention multiplies.
     pub attention: Arithmetic,
-    /// The type that operands of products with weights are rounded to; `None`: as llama.cpp has them, or not at all.
-    pub products: Option<Narrow>,
+    /// What operands of products with weights are rounded to; `None`: as llama.cpp has them, or not at all.
+    pub products: Option<Operands>,
     /// In how many parts products with weights are summed, each of which is rounded to the type that values are kept in.
     pub parts: usize,
     /// The type that recorded values were rounded to only when they were recorded: what was not recorded was computed from
@@ -134,7 +134,7 @@ pub fn across(
     let tensor = node.program.graph.get(node.id);
     let products = unseen.products.filter(|_| storage_types::is_product(&rule.op, args));
     let arithmetics = match products {
-        Some(narrow) => vec![storage_types::products(narrow)],
+        Some(operands) => vec![Arithmetic { operands, ..Arithmetic::EXACT }],
         None if attentions::reads_cache(&rule.op, args) && attention.is_of_a_device() => vec![*attention],
         None => followed(steps, tensor, args),
     };

@@ -9,7 +9,7 @@ use super::Steps;
 use super::attentions::{self, ATTENTIONS, attends};
 use super::shown_products::Shown;
 use super::storage_types::{self, PRODUCTS};
-use crate::arithmetic::{Arithmetic, Flash, Narrow, OfAttention, Operands, Scaled, Weights};
+use crate::arithmetic::{Arithmetic, Flash, Fresh, Narrow, OfAttention, Operands, Scaled, Weights};
 use crate::checkpoint::Kind;
 use crate::numerics::{Numerics, Products, Storage};
 
@@ -34,11 +34,25 @@ pub fn arithmetics(
     let tried = tried.chain(attentions::with_operands(steps.declared()).into_iter().map(beside_shown));
     // What an engine rarely has comes last.
     let rare = [Narrow::Pair, Narrow::Tf32Away].map(storage_types::products);
-    let tried = tried.chain(rare.into_iter().filter(|_| steps.declared().is_none()));
+    let rare = rare.into_iter().chain([storage_types::IN_ROWS.arithmetic]);
+    let tried = tried.chain(rare.filter(|_| steps.declared().is_none()));
     let tried: Vec<Arithmetic> =
         tried.filter(|one| shown.is_none_or(|shown| shown.allows(one.operands))).collect();
     let with = |cache: Storage| tried.iter().map(move |one| with_cache(*one, cache)).collect::<Vec<_>>();
-    attentions::caches(steps).into_iter().flat_map(with).collect()
+    let caches = attentions::caches(steps);
+    // What an attention rounds that reads some keys before they are kept shows where it rounds nothing else.
+    let is_plain = |one: &&Arithmetic| {
+        one.flash == Flash::Exact
+            && one.narrow == Storage::F32
+            && (shown.is_some() || one.operands == Operands::Exact)
+    };
+    let fresh = |cache: Storage| {
+        let plain = tried.iter().filter(is_plain).map(move |one| with_cache(*one, cache));
+        plain.flat_map(|one| Fresh::KINDS.map(|fresh| Arithmetic { fresh, ..one })).collect::<Vec<_>>()
+    };
+    let narrow =
+        caches.iter().copied().filter(|cache| *cache != Storage::F32 && !steps.positions(1).is_empty());
+    caches.iter().copied().flat_map(with).chain(narrow.flat_map(fresh)).collect()
 }
 
 /// Whether a producer says that it rounds to a type narrower than f32.

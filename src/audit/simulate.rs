@@ -65,8 +65,6 @@ pub struct Stretch<'a> {
     shown: Option<Shown>,
     /// What attention was declared to be, where that rounds more than its cache.
     attention: Option<Flash>,
-    /// Whether a prompt is computed from keys and values as they are, before they are kept in eight bits.
-    is_kept_later: bool,
     /// Which nodes alone round the operands of their products.
     mix: Option<&'a Mix>,
     /// The type that recorded values may be rounded to where they are read, each reader its own copy.
@@ -87,7 +85,6 @@ impl<'a> Stretch<'a> {
             is_known: &|_| true,
             shown: None,
             attention: None,
-            is_kept_later: false,
             mix: None,
             copies: None,
         }
@@ -101,11 +98,6 @@ impl<'a> Stretch<'a> {
     /// The same of one that rounds the operands of some of its products alone.
     pub fn mixed<'b>(&'b self, mix: &'b Mix) -> Stretch<'b> {
         Stretch { mix: Some(mix), ..*self }
-    }
-
-    /// The same of one that may compute a prompt from its keys and values before they are kept.
-    pub fn kept_later(self, is_kept_later: bool) -> Stretch<'a> {
-        Stretch { is_kept_later, ..self }
     }
 
     /// What one arithmetic explains of some nodes.
@@ -141,13 +133,6 @@ impl<'a> Stretch<'a> {
         let found = self.distances(arithmetic, open)?;
         let apart = found.values().map(|distance| distance.powi(2)).sum::<f64>().sqrt();
         Ok(if found.len() < open.len() { f64::NAN } else { apart })
-    }
-
-    /// What a step is computed in.
-    fn in_step(&self, step: usize, arithmetic: Arithmetic) -> Arithmetic {
-        let is_prompt = self.steps.positions(step).first() == Some(&0);
-        let packed = if self.is_kept_later && is_prompt { [None; 2] } else { arithmetic.packed };
-        Arithmetic { packed, ..arithmetic }
     }
 
     /// Those of some nodes that attention lies before which was not recorded.
@@ -221,7 +206,7 @@ impl Executions<'_> {
             Machine::new(gguf, self.arithmetic).rounding(steps.is_own_graph());
         let mut rows = Rows::new();
         for (&(step, labelled), needed) in graphs.iter().zip(&self.needed) {
-            let arithmetic = self.stretch.in_step(step, self.arithmetic);
+            let arithmetic = self.arithmetic;
             let (aside, bounds, open, rows) = (&self.aside, Some(&self.bounds), self.open, &mut rows);
             let lost = &lost_steps::before(steps, step)[..];
             let mut disturbed = Disturbed {

@@ -12,7 +12,9 @@ use super::node::{self, Hypothesis};
 use super::parts;
 use super::{Labelled, Steps};
 use crate::arithmetic::round::NORMAL_F16;
-use crate::arithmetic::{Arithmetic, Cached, Flash, Functions, Narrow, Operands, Packed, Storing, both};
+use crate::arithmetic::{
+    Arithmetic, Cached, Flash, Fresh, Functions, Narrow, Operands, Packed, Storing, both,
+};
 use crate::gguf::DType;
 use crate::numerics::{Numerics, Products, Storage};
 use crate::ops::bound::{SUBNORMAL_F16, UNIT_BF16, UNIT_F16, storage, storage_unit, unit_of};
@@ -361,7 +363,10 @@ pub fn over_packed(
     let in_any = is_any.then_some(Arithmetic { narrow: kept, ..Arithmetic::EXACT });
     let as_type = read(kept).filter(|_| kept != Storage::F32);
     let all = read(Storage::F32).chain(as_type).chain(in_any);
-    all.map(|one| Hypothesis { name, arithmetic: Arithmetic { packed, ..one } }).collect()
+    let all: Vec<Arithmetic> = all.map(|one| Arithmetic { packed, ..one }).collect();
+    // In a step keys and values of its own may be read before they are kept.
+    let fresh = all.iter().map(|one| Arithmetic { fresh: Fresh::Always, ..*one });
+    all.iter().copied().chain(fresh).map(|arithmetic| Hypothesis { name, arithmetic }).collect()
 }
 
 /// Values as they lie in the middle of what may have become them where bits were cut off to bf16.

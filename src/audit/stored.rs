@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use parity_graph::Op;
 
 use super::storage_types::{self, STEPS, is_one_step, is_rounded, narrow};
-use crate::arithmetic::{Arithmetic, Flash, Packed, Storing, bounded_by, round};
+use crate::arithmetic::{Arithmetic, Flash, Fresh, Packed, Storing, bounded_by, round};
 use crate::engine::op_by_op::Carried;
 use crate::gguf::DType;
 use crate::numerics::Storage;
@@ -13,8 +13,9 @@ use crate::ops::bound::{storage, storage_unit};
 use crate::ops::source::Data;
 use crate::ops::{Args, Source, Strided};
 
-/// The slot of attention's keys.
+/// The slots of attention's keys, and of its mask.
 const KEYS: usize = 1;
+const MASK: usize = 3;
 /// Stands for scores among the slots of sources that are disturbed.
 const SCORES: usize = usize::MAX - 2;
 
@@ -24,6 +25,8 @@ pub struct Narrowed {
     slots: Vec<Option<(Vec<f64>, [usize; 4])>>,
     /// The type that keys and values have for the kernel of an attention that looks at it.
     keys: Option<DType>,
+    /// From which row on keys and values are read as they are.
+    fresh: Option<usize>,
 }
 
 impl Narrowed {
@@ -39,18 +42,25 @@ impl Narrowed {
             }
             Some((values, source.shape()))
         };
+        let fresh = fresh_in(op, args, arithmetic);
         let packed = |slot: usize, source: &Source<'_, f64>| {
             let packed = packed_in(op, slot, arithmetic)?;
             let (mut values, shape) = (source.values().into_owned(), source.shape());
             packed.keep(shape, &mut values, &mut vec![0.0; shape.iter().product()]);
             Some((values, shape))
         };
-        let rounded = |slot: usize, source| packed(slot, source).or_else(|| rounded(slot, source));
+        let rounded = |slot: usize, source: &Source<'_, f64>| {
+            let (mut values, shape) = packed(slot, source).or_else(|| rounded(slot, source))?;
+            if let Some(first) = fresh.filter(|_| is_cached(slot)) {
+                refresh(first, shape, &source.values(), &mut values);
+            }
+            Some((values, shape))
+        };
         let slots = args.sources.iter().enumerate();
         let by_type = *op == Op::FlashAttn
             && matches!(arithmetic.flash, Flash::ByRow | Flash::Split(_) | Flash::NativeF16);
         let keys = narrow(arithmetic.cache).filter(|_| by_type);
-        Narrowed { slots: slots.map(|(slot, source)| rounded(slot, source.as_ref()?)).collect(), keys }
+        Narrowed { slots: slots.map(|(slot, source)| rounded(slot, source.as_ref()?)).collect(), keys, fresh }
     }
 
     /// By slot, how far these values may be from a producer's where the sources of `args` may be `carried` from what it
@@ -96,8 +106,12 @@ impl Narrowed {
 
     /// Takes other values in the place of those of a slot, rounded to the type of the cache.
     pub fn put(&mut self, slot: usize, mut values: Vec<f64>, arithmetic: &Arithmetic) {
-        if let Some(Some((own, _))) = self.slots.get_mut(slot) {
+        if let Some(Some((own, shape))) = self.slots.get_mut(slot) {
+            let before = self.fresh.filter(|_| is_cached(slot)).map(|first| (first, values.clone()));
             arithmetic.cache.store(&mut values);
+            if let Some((first, before)) = before {
+                refresh(first, *shape, &before, &mut values);
+            }
             *own = values;
         }
     }
@@ -157,6 +171,9 @@ impl Narrowed {
             let mut error = vec![0.0; values.len()];
             packed.keep(source.shape(), &mut values, &mut error);
             values.iter_mut().zip(error).enumerate().for_each(|(i, (x, off))| *x += off * draw(slot, i));
+            if let Some(first) = self.fresh {
+                refresh(first, source.shape(), &source.values(), &mut values);
+            }
             self.replace(slot, values, source.shape());
         }
     }
@@ -171,6 +188,31 @@ impl Narrowed {
             sources.iter_mut().skip(1).take(2).flatten().for_each(|source| source.dtype = dtype);
         }
         sources
+    }
+}
+
+/// Whether a slot of an attention has keys or values.
+fn is_cached(slot: usize) -> bool {
+    (KEYS..KEYS + 2).contains(&slot)
+}
+
+/// From which row on an attention reads keys and values as they are: those of the step's own tokens, of which each sees itself last.
+fn fresh_in(op: &Op, args: &Args<'_, f64>, arithmetic: &Arithmetic) -> Option<usize> {
+    if *op != Op::FlashAttn || arithmetic.fresh == Fresh::Never {
+        return None;
+    }
+    let (rows, mask) = (args.get(0)?.shape()[2], args.get(MASK)?);
+    let (last, own) = args.tokens.map_or((rows.checked_sub(1)?, rows), |(order, all)| (order[rows - 1], all));
+    let seen = mask.row([0, 0, rows - 1]).iter().rposition(|mask| *mask != f64::NEG_INFINITY)?;
+    let older = seen.checked_sub(last)?;
+    arithmetic.fresh.is_in(own, older).then_some(older)
+}
+
+/// Puts rows of each head (.., M, D), from the `first` on, back to what they were.
+fn refresh(first: usize, [.., rows, width]: [usize; 4], before: &[f64], values: &mut [f64]) {
+    let (head, kept) = (rows * width, first.min(rows) * width);
+    for (values, before) in values.chunks_mut(head.max(1)).zip(before.chunks(head.max(1))) {
+        values[kept..].copy_from_slice(&before[kept..]);
     }
 }
 

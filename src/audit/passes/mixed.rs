@@ -168,7 +168,12 @@ impl Passes<'_> {
         let classes = self.multiplying(id);
         let of_weights = classes.iter().filter(|kinds| !kinds.iter().any(|kind| attends(*kind))).count();
         let has_attention = of_weights < classes.len();
-        let attentions = if has_attention { &[&WHOLE[..], &PARTS[..]][..] } else { &[&WHOLE[..1]] };
+        let attentions: &[&[OfAttention]] = match has_attention {
+            // What is rounded of a part of it shows beside one product at most.
+            true if of_weights <= 1 => &[&WHOLE, &PARTS],
+            true => &[&WHOLE],
+            false => &[&WHOLE[..1]],
+        };
         // Each product moves what follows by about as much as its operands are rounded by.
         let may_be = |narrow: Narrow| plain.distance <= classes.len() as f64 * unit_of(narrow);
         let known = storage_types::operands(self.steps.declared());

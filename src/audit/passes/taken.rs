@@ -3,12 +3,16 @@
 use std::collections::HashSet;
 
 use super::{APART, Assumed, Passes};
-use crate::arithmetic::Narrow;
+use crate::arithmetic::{Narrow, Operands};
 use crate::audit::bridge::Unseen;
+use crate::audit::storage_types::IN_ROWS;
 use crate::audit::{Finding, Findings, attentions, parts, shown_products, storage_types};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
 use crate::numerics::Storage;
+
+/// Operands whose halves are rounded away from zero.
+const AWAY: Operands = Operands::Both(Narrow::Tf32Away);
 
 impl Passes<'_> {
     /// An engine rounds operands of all products alike, sums them in as many parts, and has all values rounded when they are
@@ -16,9 +20,12 @@ impl Passes<'_> {
     /// was taken for it is noted.
     pub(super) fn products(&self, assumed: &mut Assumed, findings: &mut Findings) -> Result<()> {
         let (unseen, kept) = (assumed.unseen, assumed.kept);
-        let of_operands = storage_types::operands(self.steps.declared()).into_iter();
+        let declared = self.steps.declared();
+        let of_types = storage_types::operands(declared).into_iter();
+        let of_types = of_types.map(|(name, narrow)| (name, Operands::Both(narrow)));
+        let in_rows = declared.is_none().then_some((IN_ROWS.name, IN_ROWS.arithmetic.operands));
         let of_operands =
-            of_operands.map(|(name, narrow)| (name, Unseen { products: Some(narrow), ..unseen }));
+            of_types.chain(in_rows).map(|(name, one)| (name, Unseen { products: Some(one), ..unseen }));
         let of_parts = parts::hypotheses(kept).into_iter().filter(move |_| kept != Storage::F32);
         let of_parts = of_parts.map(|one| (one.name, Unseen { parts: one.arithmetic.parts, ..unseen }));
         // Values of f32 too, where an engine computes in f64.
@@ -31,7 +38,7 @@ impl Passes<'_> {
             let mut nodes = findings.nodes.values();
             let is_shown = match unseen.products {
                 // Which way halves are rounded shows in those rows alone that have one.
-                Some(Narrow::Tf32Away) => shown_products::are_of_eleven_bits(findings, self.graphs),
+                Some(AWAY) => shown_products::are_of_eleven_bits(findings, self.graphs),
                 None if unseen.added.is_some() => true,
                 _ => nodes.any(|finding| finding.is_healthy() && finding.computed_in.contains(name)),
             };
@@ -88,8 +95,7 @@ impl Passes<'_> {
         let is_wrong = |id: Checkpoint| findings.nodes.get(&id).is_some_and(Finding::is_wrong);
         let mut other = self.explained(tried, &is_wrong)?;
         // What other nodes are explained by is this as well, where none of what they read is such a half.
-        let has_exceptions =
-            |kind| tried.unseen.products != Some(Narrow::Tf32Away) && findings.has_exceptions(kind);
+        let has_exceptions = |kind| tried.unseen.products != Some(AWAY) && findings.has_exceptions(kind);
         let kinds: HashSet<Kind> =
             findings.explained_by(&other).into_iter().filter(|kind| !has_exceptions(*kind)).collect();
         if kinds.is_empty() {

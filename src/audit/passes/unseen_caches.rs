@@ -12,7 +12,7 @@ use super::super::shown_products::Shown;
 use super::super::simulate::Stretch;
 use super::packed::OF_FOUR_BITS;
 use super::{DIAGNOSED_MAX, Findings, Passes};
-use crate::arithmetic::{Arithmetic, CACHES, Cached, Packed, both, bounded_by};
+use crate::arithmetic::{Arithmetic, CACHES, Cached, Fresh, Packed, both, bounded_by};
 use crate::audit::{Finding, OF_EIGHT_BITS};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
@@ -57,10 +57,10 @@ impl Passes<'_> {
         let prompt = self.steps.positions(0);
         let is_right = wrong.first().is_some_and(|id| !findings.nodes[id].is_beyond_in(&prompt));
         let stretch = self.known();
-        let later = self.known().kept_later(true);
-        let ways = if is_right && self.graphs.len() > 1 { vec![&stretch, &later] } else { vec![&stretch] };
-        if let Some((stretch, cached)) = self.nearest(&ways, own, &scouts(&wrong))?
-            && let Some(explained) = explain(stretch, Arithmetic { packed: cached, ..own }, &all)?
+        let later = Fresh::KINDS.into_iter().filter(|_| is_right && self.graphs.len() > 1);
+        let ways: Vec<Fresh> = std::iter::once(Fresh::Never).chain(later).collect();
+        if let Some(nearest) = self.nearest(&ways, own, &scouts(&wrong))?
+            && let Some(explained) = explain(&stretch, nearest, &all)?
         {
             let wrong = explained.into_iter().filter(|(id, _)| wrong.contains(id));
             wrong.for_each(|(id, found)| findings.at(id).settle(found));
@@ -108,27 +108,26 @@ impl Passes<'_> {
         Ok(false)
     }
 
-    /// The cache over which some nodes are nearest to what was recorded, of those that are followed, in some `ways` to read it;
-    /// `None` where that is no nearer than they are without one.
-    fn nearest<'b>(
+    /// In which cache some nodes are nearest to what was recorded, of those that are followed, and in which of some `ways` to read
+    /// it; `None` where that is no nearer than they are without one.
+    fn nearest(
         &self,
-        ways: &[&'b Stretch<'b>],
+        ways: &[Fresh],
         own: Arithmetic,
         some: &IndexSet<Checkpoint>,
-    ) -> Result<Option<(&'b Stretch<'b>, Cached)>> {
-        let apart =
-            |stretch: &Stretch<'_>, cached: Cached| stretch.apart(Arithmetic { packed: cached, ..own }, some);
+    ) -> Result<Option<Arithmetic>> {
+        let stretch = self.known();
         let declared = self.steps.declared().and_then(|numerics| numerics.eight_bits);
         let may_be = |cached: &Cached| {
             bounded_by(*cached).is_none() && cached.iter().flatten().all(|packed| packed.may_be(declared))
         };
-        let Some(first) = ways.first() else { return Ok(None) };
-        let (mut least, mut nearest) = (apart(first, [None; 2])?, None);
-        for (_, cached) in CACHES.into_iter().filter(|(_, cached)| may_be(cached)) {
-            for &stretch in ways {
-                let apart = apart(stretch, cached)?;
+        let (mut least, mut nearest) = (stretch.apart(own, some)?, None);
+        for (_, packed) in CACHES.into_iter().filter(|(_, cached)| may_be(cached)) {
+            for &fresh in ways {
+                let tried = Arithmetic { packed, fresh, ..own };
+                let apart = stretch.apart(tried, some)?;
                 if apart < least {
-                    (least, nearest) = (apart, Some((stretch, cached)));
+                    (least, nearest) = (apart, Some(tried));
                 }
             }
         }
