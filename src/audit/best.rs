@@ -231,7 +231,7 @@ impl Best {
         self.doubt_others(&undeclared);
     }
 
-    /// Where what nobody `declared` explains most nodes of a kind, one that lies no further from it than a few times as far as they
+    /// Where what nobody `declared` explains half of the nodes of a kind, one that lies no further from it than a few times as far as they
     /// do is no more wrong than they are: the engine may round a little more than that.
     fn doubt_others(&mut self, undeclared: &IndexSet<Checkpoint>) {
         let mut kinds: IndexMap<Kind, (usize, usize, f64)> = IndexMap::new();
@@ -244,7 +244,7 @@ impl Best {
         }
         for (id, found) in self.nodes.iter_mut().filter(|(_, found)| !found.known) {
             let (explained, all, furthest) = kinds[&id.kind()];
-            if 2 * explained > all {
+            if 2 * explained >= all {
                 *found = found.widened(APART * furthest);
             }
         }
@@ -252,7 +252,7 @@ impl Best {
 }
 
 /// Whether nothing but an arithmetic explains it that nothing shows to be the engine's.
-fn is_of_unknown(found: &Simulated) -> bool {
+pub fn is_of_unknown(found: &Simulated) -> bool {
     !found.known && is_explained(found)
 }
 

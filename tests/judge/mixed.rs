@@ -6,7 +6,8 @@ use std::path::Path;
 use half::{bf16, f16};
 use parity::arithmetic::Arithmetic;
 use parity::checkpoint::{Checkpoint, Kind};
-use parity::ops::Args;
+use parity::engine::op_by_op::compute;
+use parity::ops::{Args, Strided, rule};
 use parity_dump::Element;
 use parity_graph::Op;
 
@@ -303,6 +304,62 @@ fn attention_may_round_some_of_its_operands() {
             let wanted = (i32::from(!shown.is_empty()), shown);
             let found = (audited.code, &audited.first[..]);
             assert_eq!(found, wanted, "{operands:?} {} {steps:?}: {reason}", round(0.1));
+        }
+    }
+}
+
+/// The first row of keys and values that a step adds: behind all that are older.
+fn older(args: &Args<'_, f64>) -> usize {
+    let rows = args.shape[1];
+    let mask = args.get(3).unwrap();
+    let seen = mask.row([0, 0, rows - 1]).iter().rposition(|mask| *mask == 0.0).unwrap();
+    seen + 1 - rows
+}
+
+/// A step may be computed from its own keys and values as they are, and from a narrow cache of those before it: where nothing is
+/// before it, where it has several tokens, or always. A head of a row that is off by more than such a cache rounds is found.
+#[test]
+fn keys_and_values_of_a_step_may_be_read_before_they_are_kept() {
+    let brain: fn(f32) -> f32 = |x| bf16::from_f32(x).to_f32();
+    let half: fn(f32) -> f32 = |x| f16::from_f32(x).to_f32();
+    let first: fn(usize, usize) -> bool = |_, older| older == 0;
+    let kinds: [fn(usize, usize) -> bool; 3] = [first, |own, _| own > 1, |_, _| true];
+    let evidence: [(fn(Kind) -> bool, &str); 2] =
+        [(|_| true, "blk.1.attn_ctx"), (of_modules, "blk.1.attn_out")];
+    let cases = kinds.into_iter().flat_map(|kind| [brain, half].map(|round| (kind, round)));
+    let cases = cases.flat_map(|case| evidence.map(|evidence| (case, evidence)));
+    for ((is_fresh, round), (some, shown)) in sample("steps, caches and evidence", 3, cases) {
+        for at in ["", "blk.1.attn_ctx"] {
+            let computes = |id: Checkpoint, args: &Args<'_, f64>| -> Option<Vec<f64>> {
+                if id.kind() != Kind::AttnCtx {
+                    return None;
+                }
+                let (own, older) = (args.shape[1], older(args));
+                let kept = |slot: usize| {
+                    let source = args.get(slot).filter(|_| (1..3).contains(&slot))?;
+                    let (shape, mut values) = (source.shape(), source.values().into_owned());
+                    let first = if is_fresh(own, older) { older } else { own + older };
+                    for head in values.chunks_mut(shape[2] * shape[3]) {
+                        head[..first * shape[3]].iter_mut().for_each(|x| *x = f64::from(round(*x as f32)));
+                    }
+                    Some((values, shape))
+                };
+                let kept: Vec<_> = (0..args.sources.len()).map(kept).collect();
+                let of =
+                    |slot: usize| kept[slot].as_ref().map(|(values, shape)| Strided::whole(values, *shape));
+                let sources = args.replaced(of);
+                let mut values = compute(rule(&Op::FlashAttn).unwrap(), &Args { sources, ..*args }).unwrap();
+                if id.to_string() == at {
+                    let head = values.len() - args.shape[3];
+                    values[head..].iter_mut().for_each(|value| *value *= 1.05);
+                }
+                Some(values)
+            };
+            let audited = audited_in_f32(&computes, some, &[12, 6, 1, 1, 1], &[]);
+            let reason = audited.report["reason"].as_str().unwrap_or_default();
+            let wanted = if at.is_empty() { (0, "") } else { (1, shown) };
+            let case = (is_fresh(3, 1), is_fresh(1, 1), round(0.1), shown);
+            assert_eq!((audited.code, &audited.first[..]), wanted, "{case:?}: {reason}");
         }
     }
 }

@@ -160,12 +160,16 @@ impl Passes<'_> {
         let stretch = Stretch::of_known(self.steps, few, self.gguf);
         let only = IndexSet::from([id]);
         let apart = |mix: &Mix| stretch.mixed(mix).apart(mix.arithmetic(), &only);
+        let (classes, layers) = self.multiplying(id);
+        // Behind several layers every mix costs an execution of all of them, and what each layer rounds hides what a class does.
+        if layers > 1 {
+            return Ok(None);
+        }
         let plain = stretch.explained(Arithmetic::EXACT, &only)?;
         let Some(plain) = plain.get(&id) else { return Ok(None) };
         if plain.over <= HEALTHY {
             return Ok(Some(Mix::none()));
         }
-        let classes = self.multiplying(id);
         let of_weights = classes.iter().filter(|kinds| !kinds.iter().any(|kind| attends(*kind))).count();
         let has_attention = of_weights < classes.len();
         let attentions: &[&[OfAttention]] = match has_attention {
@@ -248,14 +252,20 @@ impl Passes<'_> {
         std::iter::once(Rows::Any).chain(either).filter(|_| !is_declared).chain(shown).collect()
     }
 
-    /// The kinds of products that were not recorded between a node and what was recorded before it, those of attention together.
-    fn multiplying(&self, id: Checkpoint) -> Vec<HashSet<Kind>> {
+    /// The kinds of products that were not recorded between a node and what was recorded before it, those of attention together;
+    /// and of how many layers these are.
+    fn multiplying(&self, id: Checkpoint) -> (Vec<HashSet<Kind>>, usize) {
         let (mut weights, mut attention) = (IndexSet::new(), HashSet::new());
+        let mut layers = HashSet::new();
         let needed = needed(self.steps, self.graphs, &|known| known == id);
         for ((_, labelled), needed) in self.graphs.iter().zip(needed) {
             for (node, label) in labelled.nodes().filter(|(node, _)| needed[*node]) {
                 let kind = label.kind();
-                if labelled.multiplies_weight(node) {
+                let multiplies = labelled.multiplies_weight(node);
+                if multiplies || attends(kind) {
+                    layers.extend(label.layer_index());
+                }
+                if multiplies {
                     weights.insert(kind);
                 } else if attends(kind) {
                     attention.insert(kind);
@@ -263,7 +273,8 @@ impl Passes<'_> {
             }
         }
         let of_weights = weights.into_iter().map(|kind| HashSet::from([kind]));
-        of_weights.chain(Some(attention).filter(|kinds| !kinds.is_empty())).collect()
+        let classes = of_weights.chain(Some(attention).filter(|kinds| !kinds.is_empty())).collect();
+        (classes, layers.len())
     }
 }
 

@@ -6,7 +6,7 @@
 
 use indexmap::{IndexMap, IndexSet};
 
-use super::super::best::{Best, NEARER, Simulated, scouts};
+use super::super::best::{Best, NEARER, Simulated, is_of_unknown, scouts};
 use super::super::possible;
 use super::super::shown_products::Shown;
 use super::super::{Labelled, Steps, attentions};
@@ -91,7 +91,7 @@ impl Search<'_> {
             if watch::is_over() || self.is_settled() {
                 return Ok(());
             }
-            if rest.is_empty() {
+            if rest.is_empty() || self.is_idle(&arithmetic) {
                 continue;
             }
             let (stretch, some) = (self.stretch, scouts(&rest));
@@ -122,6 +122,13 @@ impl Search<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether an arithmetic changes nothing: of one node alone none that is coarser than f32, and that nobody declares, is known to
+    /// be the engine's, however well it explains the node, and one does already.
+    fn is_idle(&self, arithmetic: &Arithmetic) -> bool {
+        let is_open = |id: &Checkpoint| self.best.nodes.get(id).is_some_and(is_of_unknown);
+        self.open.len() == 1 && self.open.iter().all(is_open) && !self.stretch.is_known(arithmetic)
     }
 
     fn is_settled(&self) -> bool {
