@@ -117,7 +117,10 @@ impl Search<'_> {
                 return Ok(());
             }
             let (stretch, some) = (self.stretch, scouts(&self.rest(tried)));
-            if !some.is_empty() && apart.iter().any(|(id, apart)| self.best.may_be(id, *apart)) {
+            if !some.is_empty()
+                && !self.is_idle(&tried.arithmetic)
+                && apart.iter().any(|(id, apart)| self.best.may_be(id, *apart))
+            {
                 self.one(tried, stretch.executed(tried.arithmetic, &some, 0)?)?;
             }
         }
