@@ -34,7 +34,8 @@ pub fn arithmetics(
     let tried = tried.chain(attentions::with_operands(steps.declared()).into_iter().map(beside_shown));
     // What an engine rarely has comes last.
     let rare = [Narrow::Pair, Narrow::Tf32Away].map(storage_types::products);
-    let rare = rare.into_iter().chain([storage_types::IN_ROWS.arithmetic]);
+    // Activations in eight bits round as much as a cache of eight bits does: where no product shows them they would hide that.
+    let rare = rare.into_iter().chain(shown.map(|_| storage_types::IN_ROWS.arithmetic));
     let tried = tried.chain(rare.filter(|_| steps.declared().is_none()));
     let tried: Vec<Arithmetic> =
         tried.filter(|one| shown.is_none_or(|shown| shown.allows(one.operands))).collect();
