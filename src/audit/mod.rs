@@ -397,11 +397,10 @@ impl Auditor<'_> {
         }
         let Auditor { step, steps, labelled, graphs, gguf, ref kept, assumed, .. } = *self;
         let tried = &sample::of_whole(args, tried)[..];
-        let others = |id: Id| labelled.values(steps, step, id);
         let replayed = Replayed { step, steps, labelled, graphs, gguf, kept, unseen: assumed.unseen };
         let replay = Replay::of(node, replayed, tried);
         let replay = replay.map(|replay| replay.in_exact_arithmetic(allowed.is_some()));
-        let (others, newest) = (&others, &self.newest);
+        let (others, newest) = (&|id: Id| labelled.values(steps, step, id), &self.newest);
         let finding = self.findings.at(checkpoint);
         let none = HashMap::new();
         let wrong = naming.map_or(&none, |naming| naming.wrong);

@@ -359,7 +359,7 @@ fn caches_of_other_forms_are_undecided() {
 }
 
 /// Which kinds of nodes were recorded, and what that is called.
-type Evidence = (&'static str, fn(Kind) -> bool);
+pub type Evidence = (&'static str, fn(Kind) -> bool);
 
 /// What hooks on modules hand over, outputs of layers, and logits.
 const EVIDENCE: [Evidence; 3] = [

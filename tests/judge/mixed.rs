@@ -12,6 +12,7 @@ use parity_dump::Element;
 use parity_graph::Op;
 
 use crate::copies::over_rounded;
+use crate::emulated::Evidence;
 use crate::precision::{product, tf32};
 use crate::support::edited::MODEL;
 use crate::support::graphs::foreign::Engine;
@@ -324,11 +325,10 @@ fn keys_and_values_of_a_step_may_be_read_before_they_are_kept() {
     let half: fn(f32) -> f32 = |x| f16::from_f32(x).to_f32();
     let first: fn(usize, usize) -> bool = |_, older| older == 0;
     let kinds: [fn(usize, usize) -> bool; 3] = [first, |own, _| own > 1, |_, _| true];
-    let evidence: [(fn(Kind) -> bool, &str); 2] =
-        [(|_| true, "blk.1.attn_ctx"), (of_modules, "blk.1.attn_out")];
+    let evidence: [Evidence; 2] = [("blk.1.attn_ctx", |_| true), ("blk.1.attn_out", of_modules)];
     let cases = kinds.into_iter().flat_map(|kind| [brain, half].map(|round| (kind, round)));
     let cases = cases.flat_map(|case| evidence.map(|evidence| (case, evidence)));
-    for ((is_fresh, round), (some, shown)) in sample("steps, caches and evidence", 3, cases) {
+    for ((is_fresh, round), (shown, some)) in sample("steps, caches and evidence", 3, cases) {
         for at in ["", "blk.1.attn_ctx"] {
             let computes = |id: Checkpoint, args: &Args<'_, f64>| -> Option<Vec<f64>> {
                 if id.kind() != Kind::AttnCtx {
