@@ -12,6 +12,7 @@ use indexmap::IndexSet;
 use super::super::attentions::attention;
 use super::super::best::{Simulated, scouts};
 use super::super::shown_products::Shown;
+use super::super::simulate::Stretch;
 use super::super::storage_types::products;
 use super::mixed::crossed;
 use super::unlike::WHOLLY;
@@ -32,35 +33,48 @@ impl Passes<'_> {
         shown: Option<Shown>,
         findings: &mut Findings,
     ) -> Result<()> {
-        if assumed.kept != Storage::F32 {
-            return Ok(());
-        }
         let declared = self.steps.declared();
         let mut wrong = self.mostly_wrong(findings);
         if wrong.is_empty() {
             return Ok(());
         }
-        let in_f32 = self.known().explained(Arithmetic::EXACT, &wrong)?;
-        wrong.retain(|id| in_f32.get(id).is_some_and(|found| !found.explains_most));
-        for (kept, own) in types(declared, shown).into_iter().flat_map(arithmetics) {
-            let stretch = self.known().reading_copies(kept);
-            let some = stretch.explained(own, &scouts(&wrong))?;
-            let is_narrow = own.narrow != Storage::F32;
-            let explains = |found: &Simulated| found.over <= HEALTHY;
-            // The sharper one is it where it explains all.
-            let is_likely = some.values().any(explains) && (is_narrow || some.values().all(explains));
-            if !is_likely {
-                continue;
+        let own = Arithmetic { narrow: assumed.kept, cache: assumed.kept, ..Arithmetic::EXACT };
+        let as_is = self.known().explained(own, &wrong)?;
+        wrong.retain(|id| as_is.get(id).is_some_and(|found| !found.explains_most));
+        let types = Some(types(declared, shown)).filter(|_| assumed.kept == Storage::F32);
+        let copies = types.into_iter().flatten().flat_map(arithmetics);
+        // What no product shows, and nobody declares, may be in eight bits. That rounds more than all others, and so comes last.
+        let is_open = declared.is_none() && shown.is_none();
+        let in_rows = Arithmetic { operands: Operands::Rows, ..own };
+        let in_rows = Some((Storage::F32, in_rows)).filter(|_| is_open);
+        let mut likely = None;
+        for (kept, own) in copies.chain(in_rows) {
+            let some = self.reading(kept).explained(own, &scouts(&wrong))?;
+            // The first that explains all; else, of those that round all between, the first that explains any.
+            if some.values().all(explains) {
+                likely = Some((kept, own));
+                break;
             }
-            let all = stretch.explained(own, &wrong)?;
-            for (id, mut found) in all.into_iter().filter(|(_, found)| explains(found)) {
-                found.known = declared.is_some();
-                findings.at(id).settle(found);
-                findings.at(id).forget_names();
+            if own.narrow != Storage::F32 && some.values().any(explains) {
+                likely.get_or_insert((kept, own));
             }
-            break;
+        }
+        let Some((kept, own)) = likely else { return Ok(()) };
+        let all = self.reading(kept).explained(own, &wrong)?;
+        for (id, mut found) in all.into_iter().filter(|(_, found)| explains(found)) {
+            found.known = declared.is_some();
+            findings.at(id).settle(found);
+            findings.at(id).forget_names();
         }
         Ok(())
+    }
+
+    /// What is simulated of an engine whose nodes may read copies in `kept` of what was recorded; f32: what was recorded.
+    fn reading(&self, kept: Storage) -> Stretch<'_> {
+        match kept {
+            Storage::F32 => self.known(),
+            kept => self.known().reading_copies(kept),
+        }
     }
 
     /// Wrong nodes behind what was not recorded that have no name, of kinds of which most are.
@@ -68,7 +82,7 @@ impl Passes<'_> {
         let mut counts: HashMap<Kind, [usize; 2]> = HashMap::new();
         for id in crossed(findings, &|finding| finding.judged > 0) {
             let [wrong, all] = counts.entry(id.kind()).or_default();
-            *wrong += usize::from(findings.nodes[&id].is_wrong());
+            *wrong += usize::from(!findings.nodes[&id].is_healthy());
             *all += 1;
         }
         let is_named =
@@ -80,6 +94,11 @@ impl Passes<'_> {
         });
         wrong
     }
+}
+
+/// Whether what was simulated explains a node.
+fn explains(found: &Simulated) -> bool {
+    found.over <= HEALTHY
 }
 
 /// What an engine may compute in whose nodes read copies of a type: with operands of products and of attention alone rounded to it,
