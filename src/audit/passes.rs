@@ -5,6 +5,7 @@
 //! engine computes nodes of one kind alike in all layers. One that lies far from the others of its kind, which are explained,
 //! is no arithmetic of the engine but a mistake.
 
+mod activations;
 mod copies;
 mod first_row;
 mod mixed;
@@ -102,6 +103,7 @@ pub fn audit(
     unlike::doubt(&mut findings);
     if watch::over().is_none() && !steps.is_own_graph() {
         passes.simulate(&mut assumed, &mut findings)?;
+        passes.doubt_activations(&mut findings)?;
     }
     Ok(findings)
 }

@@ -197,8 +197,21 @@ fn rank(dump: &Dump, graphs: &Graphs, gguf: &Gguf, checkpoint: Checkpoint) -> Re
     let Some(input) = &rows.multiplied else { return Ok(None) };
     let error = rows.recorded.data.iter().zip(&rows.exact.data).map(|(a, b)| a - b).collect();
     let error = Matrix::new(rows.exact.rows, rows.exact.cols, error);
-    let ranks = (directions(&error), directions(input));
+    // A few wrong rows have no more directions than there are of them, whatever they are wrong by.
+    let all = error.data.iter().map(|x| x * x).sum::<f64>();
+    let is_off = |row: &usize| {
+        let own = error.row(*row).iter().map(|x| x * x).sum::<f64>();
+        own * error.rows as f64 >= (1.0 - HELD) * all
+    };
+    let off: Vec<usize> = (0..error.rows).filter(is_off).collect();
+    let ranks = (directions(&some_rows(&error, &off)), directions(&some_rows(input, &off)));
     Ok(Some(ranks).filter(|(rank, of)| *rank > 0 && *of >= DIRECTIONS_MIN))
+}
+
+/// Some rows of a matrix.
+fn some_rows(matrix: &Matrix<f64>, rows: &[usize]) -> Matrix<f64> {
+    let data = rows.iter().flat_map(|row| matrix.row(*row)).copied().collect();
+    Matrix::new(rows.len(), matrix.cols, data)
 }
 
 /// Directions that hold nearly all of the squares of rows; none of rows without any.

@@ -16,7 +16,7 @@ use super::super::simulate::Stretch;
 use super::super::storage_types::products;
 use super::mixed::crossed;
 use super::unlike::WHOLLY;
-use super::{Assumed, Findings, Passes};
+use super::{APART, Assumed, Findings, Passes};
 use crate::arithmetic::{Arithmetic, Narrow, Operands};
 use crate::audit::Finding;
 use crate::checkpoint::{Checkpoint, Kind};
@@ -61,7 +61,13 @@ impl Passes<'_> {
         }
         let Some((kept, own)) = likely else { return Ok(()) };
         let all = self.reading(kept).explained(own, &wrong)?;
-        for (id, mut found) in all.into_iter().filter(|(_, found)| explains(found)) {
+        // Where it explains half of them, one that lies no further from it than a few times as far as they do is no more wrong.
+        let explained: Vec<f64> =
+            all.values().filter(|found| explains(found)).map(|found| found.over).collect();
+        let furthest = explained.iter().copied().fold(0.0, f64::max);
+        let times = if 2 * explained.len() >= all.len() { APART * furthest } else { HEALTHY };
+        let all = all.into_iter().map(|(id, found)| (id, found.widened(times)));
+        for (id, mut found) in all.filter(|(_, found)| explains(found)) {
             found.known = declared.is_some();
             findings.at(id).settle(found);
             findings.at(id).forget_names();

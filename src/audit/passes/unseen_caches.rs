@@ -23,6 +23,10 @@ use crate::ops::bound::HEALTHY;
 const NEEDS: &str = "k_rope, v and attn_ctx, or keys and values as its cache holds them: a cache of 8 or 4 bits, of a form that was \
                      not recorded, would explain it, and hides mistakes of that size";
 
+/// How many times as much an attention rounds whose queries and probabilities are in so few bits too (fp8 on both sides of its
+/// products).
+const BOTH_SIDES: f64 = 2.0;
+
 impl Passes<'_> {
     /// Takes nodes that are wrong behind such attention, and have no name, for what an engine computes over a cache whose form
     /// is known, where that explains all such nodes: it keeps all layers alike. Where eight or four bits of any form would, or are
@@ -60,7 +64,7 @@ impl Passes<'_> {
         let later = Fresh::KINDS.into_iter().filter(|_| is_right && self.graphs.len() > 1);
         let ways: Vec<Fresh> = std::iter::once(Fresh::Never).chain(later).collect();
         if let Some(nearest) = self.nearest(&ways, own, &scouts(&wrong))?
-            && let Some(explained) = explain(&stretch, nearest, &all)?
+            && let Some(explained) = explain(&stretch, nearest, &all, HEALTHY)?
         {
             let wrong = explained.into_iter().filter(|(id, _)| wrong.contains(id));
             wrong.for_each(|(id, found)| findings.at(id).settle(found));
@@ -77,8 +81,8 @@ impl Passes<'_> {
         Ok(())
     }
 
-    /// Whether eight or four bits of any form would explain nodes that are off at all positions, the first too, which sees one value
-    /// whatever its key is. Where it is right, keys alone might be of eight bits: that was tried, and only hid other bases of RoPE.
+    /// Whether eight or four bits of any form would explain nodes that are off at all positions; in f32 the first too, which sees one
+    /// value whatever its key is. Where it is right, keys alone might be of eight bits: that was tried, and only hid other bases of RoPE.
     fn may_be_of_few_bits(
         &self,
         own: Arithmetic,
@@ -91,16 +95,16 @@ impl Passes<'_> {
         let plain = stretch.explained(own, wrong)?;
         let off = |found: &Simulated| (share * found.beyond).min(1.0);
         let off = plain.values().map(off).fold(if plain.len() < wrong.len() { 0.0 } else { 1.0 }, f64::min);
-        let is_first_off = plain.values().all(|found| found.first_beyond);
-        // What a narrow type rounds hides whether values alone are off.
-        let is_of_values =
-            is_first_off && (own.narrow != Storage::F32 || self.first_rows_are_of_values(wrong)?);
+        // What a narrow type rounds hides whether values alone are off, and of a first row whether it is off at all.
+        let is_of_values = own.narrow != Storage::F32
+            || plain.values().all(|found| found.first_beyond) && self.first_rows_are_of_values(wrong)?;
         if !(off >= 1.0 && is_of_values) {
             return Ok(false);
         }
-        for (bits, most) in [(Packed::Eight, OF_EIGHT_BITS), (Packed::Four, OF_FOUR_BITS)] {
-            let is_little = |(_, found): &(Checkpoint, Simulated)| found.distance <= most;
-            let explained = explain(&stretch, Arithmetic { packed: both(bits), ..own }, all)?;
+        let eight = (Packed::Eight, OF_EIGHT_BITS, BOTH_SIDES * HEALTHY);
+        for (bits, distance, most) in [eight, (Packed::Four, OF_FOUR_BITS, HEALTHY)] {
+            let is_little = |(_, found): &(Checkpoint, Simulated)| found.distance <= distance;
+            let explained = explain(&stretch, Arithmetic { packed: both(bits), ..own }, all, most)?;
             if explained.is_some_and(|all| all.iter().all(is_little)) {
                 return Ok(true);
             }
@@ -135,18 +139,19 @@ impl Passes<'_> {
     }
 }
 
-/// What an arithmetic explains of some nodes where it explains all of them, the first and the last tried first.
+/// What an arithmetic explains of some nodes where it leaves at most so much of all of them, the first and the last tried first.
 fn explain(
     stretch: &Stretch<'_>,
     arithmetic: Arithmetic,
     all: &IndexSet<Checkpoint>,
+    most: f64,
 ) -> Result<Option<Vec<(Checkpoint, Simulated)>>> {
     let ends: IndexSet<Checkpoint> = all.first().into_iter().chain(all.last()).copied().collect();
     let mut found = Vec::new();
     let first = Some(&ends).filter(|ends| ends.len() < all.len());
     for some in first.into_iter().chain([all]) {
         found = stretch.explained(arithmetic, some)?.into_iter().collect();
-        if found.len() < some.len() || !found.iter().all(|(_, found)| found.over <= HEALTHY) {
+        if found.len() < some.len() || !found.iter().all(|(_, found)| found.over <= most) {
             return Ok(None);
         }
     }
