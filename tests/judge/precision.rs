@@ -49,16 +49,20 @@ pub fn tf32(x: f32) -> f32 {
 }
 
 /// A product of `round`ed operands, with sums in f32 or in whatever `sum` rounds to.
-pub fn product(args: &Args<'_, f64>, round: fn(f32) -> f32, sum: fn(f32) -> f32) -> Vec<f64> {
-    let (w, x) = (values(args, 0), values(args, 1));
+pub fn product(args: &Args<'_, f64>, round: impl Fn(f32) -> f32, sum: impl Fn(f32) -> f32) -> Vec<f64> {
+    // Each operand is rounded once, and not for every sum that it is in: that took longer than what is tested.
+    let [w, x] = [0, 1].map(|slot| values(args, slot).into_iter().map(&round).collect::<Vec<f32>>());
     let [_, _, tokens, rows] = args.shape;
     let k = x.len() / tokens;
-    let mut out = Vec::new();
-    for t in 0..tokens {
-        for r in 0..rows {
-            let terms = (0..k).map(|i| round(w[r * k + i]) * round(x[t * k + i]));
-            out.push(f64::from(terms.fold(0.0, |total, term| sum(total + sum(term)))));
+    let columns: Vec<f32> = (0..k).flat_map(|i| w.iter().skip(i).step_by(k).copied()).collect();
+    let mut out = Vec::with_capacity(tokens * rows);
+    for x in x.chunks(k) {
+        // Sums of all rows grow side by side, each in the order of its own terms.
+        let mut totals = vec![0.0; rows];
+        for (x, column) in x.iter().zip(columns.chunks(rows)) {
+            totals.iter_mut().zip(column).for_each(|(total, w)| *total = sum(*total + sum(w * x)));
         }
+        out.extend(totals.into_iter().map(f64::from));
     }
     out
 }
