@@ -155,7 +155,7 @@ fn what_is_coarser_in_attention_is_named_of_what_follows() {
         [(of_modules, "blk.0.attn_out"), (of_layers, "blk.0.layer_out"), (|kind| kind == Logits, "logits")];
     let cases = evidence.into_iter().flat_map(|evidence| mistakes.map(|mistake| (evidence, mistake)));
     let cases = cases.flat_map(|case| [(case, &[20][..]), (case, &[12, 1, 1, 1])]);
-    for (((some, at), (mistake, name)), steps) in sample("evidence, mistakes and steps", 4, cases) {
+    for (((some, at), (mistake, name)), steps) in sample("evidence, mistakes and steps", 2, cases) {
         let audited = audited_in_f32(mistake, some, steps, &[]);
         let said = (audited.code, &audited.first[..], &audited.fault[..]);
         assert_eq!(said, (1, at, name), "{steps:?}: {}", audited.report["reason"]);
