@@ -59,8 +59,8 @@ pub struct Stretch<'a> {
     steps: &'a dyn Steps,
     graphs: &'a [(usize, &'a Labelled)],
     gguf: &'a Gguf,
-    /// Whether an arithmetic of this unit roundoff is known to be the producer's.
-    is_known: &'a dyn Fn(f64) -> bool,
+    /// Whether an arithmetic is known to be the producer's by what it declares, or its values show.
+    is_known: &'a dyn Fn(&Arithmetic) -> bool,
     /// What recorded products round operands to, where they show it.
     shown: Option<Shown>,
     /// What attention was declared to be, where that rounds more than its cache.
@@ -174,9 +174,7 @@ impl<'a> Stretch<'a> {
     fn is_known(&self, arithmetic: &Arithmetic) -> bool {
         let is_declared = self.attention == Some(arithmetic.flash);
         let is_rounded = matches!(arithmetic.flash, Flash::Rounded(..));
-        (self.is_known)(storage_types::unit(arithmetic))
-            || is_declared
-            || self.is_shown(arithmetic) && !is_rounded
+        (self.is_known)(arithmetic) || is_declared || self.is_shown(arithmetic) && !is_rounded
     }
 
     /// Whether recorded products show those of an arithmetic.

@@ -9,9 +9,9 @@ use indexmap::{IndexMap, IndexSet};
 use super::super::best::{Best, NEARER, Simulated, is_of_unknown, scouts};
 use super::super::possible;
 use super::super::shown_products::Shown;
-use super::super::{Labelled, Steps, attentions};
+use super::super::{Labelled, Steps, attentions, storage_types};
 use super::{Executions, RUNS, Stretch};
-use crate::arithmetic::Arithmetic;
+use crate::arithmetic::{Arithmetic, Operands};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use crate::gguf::Gguf;
@@ -35,7 +35,12 @@ pub fn simulate(
     (kept, shown): (Storage, Option<Shown>),
     open: &IndexSet<Checkpoint>,
 ) -> Result<IndexMap<Checkpoint, Simulated>> {
-    let is_known = |unit: f64| unit <= UNIT_F32 || kept != Storage::F32 || possible::declares_narrow(steps);
+    // Blocks of eight bits are no more f32 than other narrow operands are.
+    let is_f32 = |one: &Arithmetic| {
+        let in_blocks = matches!(one.operands, Operands::VecDot | Operands::Candle | Operands::Rows);
+        storage_types::unit(one) <= UNIT_F32 && (!in_blocks || steps.declared().is_some())
+    };
+    let is_known = |one: &Arithmetic| is_f32(one) || kept != Storage::F32 || possible::declares_narrow(steps);
     let two_products = steps.declared().and_then(attentions::in_two_products);
     let tried = possible::arithmetics(steps, (kept, shown), two_products);
     let attention = two_products.map(|one| one.flash);
