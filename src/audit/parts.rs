@@ -33,6 +33,11 @@ pub fn hypotheses(kept: Storage) -> Vec<Hypothesis> {
     TRIED.map(of).to_vec()
 }
 
+/// Whether an arithmetic has such sums in f16, by its name.
+pub fn is_in_f16(name: &str) -> bool {
+    TRIED.iter().any(|(_, [half, _])| *half == name)
+}
+
 /// Adds what such sums round to the bound of a product, if it has any: the parts in quadrature come to ‖w∘x‖, and half of
 /// the sums so far, of which none is better known, to ‖w∘x‖² + y² each.
 pub fn widen(op: &Op, args: &Args<'_, f64>, exact: &[f64], bound: &mut [f64]) {

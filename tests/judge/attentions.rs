@@ -236,3 +236,20 @@ fn who_says_f32_has_no_such_attention() {
         }
     }
 }
+
+/// To the nearest number of e4m3, as tensor cores multiply it: three bits of mantissa, 448 the largest.
+const EIGHT: Round = |x| {
+    let step = f32::exp2(x.abs().log2().floor().max(-6.0) - 3.0);
+    if x == 0.0 { 0.0 } else { ((x / step).round_ties_even() * step).clamp(-448.0, 448.0) }
+};
+
+/// Both sides of both products: twice as much as what a cache of eight bits rounds.
+#[test]
+fn attention_in_eight_bits_of_an_engine_of_bf16_is_undecided_where_it_was_not_recorded() {
+    let own =
+        Attention { round: EIGHT, cached: PLAIN, scaled: SCALED[0], fused: true, scale: 1.0, beside: 0 };
+    let modules = |kind: Kind| usual(kind) && !matches!(kind, Kind::QRope | Kind::KRope | Kind::AttnCtx);
+    let (code, first, _) =
+        audited_as(Element::Bf16, (None, &modules), &|id, args| is_context(id).then(|| own.of(args)));
+    assert_eq!((code, first), (2, String::new()));
+}

@@ -1,5 +1,6 @@
 //! What an audit and a diff answer: recordings of llama.cpp and of other engines, healthy, wrong, incomplete, foreign.
 
+mod activations;
 mod adapters;
 mod agreement;
 mod attentions;

@@ -11,9 +11,10 @@ use indexmap::IndexSet;
 use parity_graph::Id;
 use rayon::prelude::*;
 
+use super::unlike::BARELY;
 use super::{APART, Findings, Passes};
 use crate::audit::storage_types::{IN_ROWS, ON_CANDLE, shown};
-use crate::audit::{Finding, Labelled, OF_EIGHT_BITS, exact};
+use crate::audit::{Finding, Labelled, OF_EIGHT_BITS, exact, parts};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
 use crate::gguf::TensorRef;
@@ -79,43 +80,42 @@ impl Passes<'_> {
 
     /// The nodes behind products that are wrong by about as much as each other; `None` where these are too few.
     fn off_alike(&self, findings: &Findings) -> Option<OffAlike> {
-        let is_open = |finding: &Finding| finding.is_wrong() && finding.diagnosis().0.is_empty();
         if !findings.nodes.values().any(is_open) {
             return None;
         }
-        // What nothing but a coarse arithmetic explains that nothing shows is off as well.
-        let is_eight = |finding: &Finding| {
-            finding.is_healthy() && (is_in_eight_bits(finding) || finding.is_of_unknown())
-        };
-        let (mut kinds, mut all): (HashMap<Kind, [usize; 3]>, [usize; 3]) = Default::default();
         let judged = findings.nodes.iter().filter(|(_, finding)| finding.judged > 0);
         let behind: Vec<(&Checkpoint, &Finding)> =
             judged.filter(|(id, _)| self.product_before(**id).is_some()).collect();
+        let some = |is: &dyn Fn(&Finding) -> bool| -> IndexSet<Checkpoint> {
+            behind.iter().filter(|(_, finding)| is(finding)).map(|(id, _)| **id).collect()
+        };
+        let (open, unknown) = (some(&is_open), some(&Finding::is_of_unknown));
+        let in_parts =
+            some(&|one| one.is_healthy() && one.computed_in.iter().any(|name| parts::is_in_f16(name)));
+        let are = |some: usize, [part, of]: [usize; 2], all: usize| of * some >= part * all;
+        let mut kinds: HashMap<Kind, [usize; 3]> = HashMap::new();
         for (id, finding) in &behind {
-            let (open, eight) = (is_open(finding), is_eight(finding));
             let [some, off, of] = kinds.entry(id.kind()).or_default();
-            (*some, *off, *of) = (*some + usize::from(open), *off + usize::from(open || eight), *of + 1);
-            all = [all[0] + usize::from(open), all[1] + usize::from(eight), all[2] + 1];
+            let is_off = is_open(finding) || is_like_them(finding);
+            (*some, *off, *of) = (*some + usize::from(is_open(finding)), *off + usize::from(is_off), *of + 1);
         }
-        let is_share = |some: usize, [part, of]: [usize; 2], all: usize| of * some >= part * all;
-        kinds.retain(|_, [some, off, of]| *some > 0 && is_share(*off, MOST, *of));
-        let [open, eight, of] = all;
-        if kinds.len() < KINDS_MIN || !is_share(open, SOME, of) {
-            return None;
+        let off_in_all: usize = kinds.values().map(|[_, off, _]| off).sum();
+        kinds.retain(|_, [some, off, of]| *some > 0 && are(*off, MOST, *of));
+        if kinds.len() < KINDS_MIN || !are(open.len(), SOME, behind.len()) {
+            // Where nearly all are sums in parts of f16 what is barely wrong has more of them.
+            let barely = some(&|finding| is_open(finding) && finding.over() <= BARELY);
+            let are_in_parts = are(open.len() + in_parts.len(), MOST, behind.len());
+            let (nodes, unknown) = (IndexSet::new(), IndexSet::new());
+            return are_in_parts.then_some(OffAlike { nodes, open: barely, unknown, are_most: false });
         }
-        let are_most = is_share(open + eight, MOST, of);
-        let open = behind.iter().filter(|(_, finding)| is_open(finding)).map(|(id, _)| **id).collect();
-        let unknown = behind.iter().filter(|(_, finding)| finding.is_of_unknown()).map(|(id, _)| **id);
-        let unknown: IndexSet<Checkpoint> = unknown.collect();
-        let off =
-            behind.into_iter().filter(|(id, finding)| is_open(finding) && kinds.contains_key(&id.kind()));
-        let off: Vec<(&Checkpoint, f64)> = off.map(|(id, finding)| (id, size(finding))).collect();
-        let mut sizes: Vec<f64> = off.iter().map(|(_, size)| *size).collect();
-        sizes.sort_by(f64::total_cmp);
-        let usual = sizes[sizes.len() / 2];
-        let alike = off.into_iter().filter(|(_, size)| *size <= (APART * usual).min(OF_EIGHT_BITS));
-        let alike: IndexSet<Checkpoint> = alike.map(|(id, _)| *id).collect();
-        (2 * alike.len() > sizes.len()).then_some(OffAlike { nodes: alike, open, unknown, are_most })
+        let sizes = |id: &Checkpoint| size(&findings.nodes[id]);
+        let off: Vec<Checkpoint> = open.iter().filter(|id| kinds.contains_key(&id.kind())).copied().collect();
+        let mut sorted: Vec<f64> = off.iter().map(sizes).collect();
+        sorted.sort_by(f64::total_cmp);
+        let most = (APART * sorted[sorted.len() / 2]).min(OF_EIGHT_BITS);
+        let nodes: IndexSet<Checkpoint> = off.into_iter().filter(|id| sizes(id) <= most).collect();
+        let are_most = are(off_in_all, MOST, behind.len());
+        (2 * nodes.len() > sorted.len()).then_some(OffAlike { nodes, open, unknown, are_most })
     }
 
     /// The product with a weight that lies between a node and what was recorded before it, and its graph.
@@ -190,6 +190,16 @@ impl Findings {
     fn has_eight_bits(&self) -> bool {
         self.nodes.values().any(|finding| finding.is_healthy() && is_in_eight_bits(finding))
     }
+}
+
+/// Whether a node is wrong, and has no name.
+fn is_open(finding: &Finding) -> bool {
+    finding.is_wrong() && finding.diagnosis().0.is_empty()
+}
+
+/// Whether nothing but a coarse arithmetic explains a node that nothing shows, or activations in eight bits.
+fn is_like_them(finding: &Finding) -> bool {
+    finding.is_healthy() && (is_in_eight_bits(finding) || finding.is_of_unknown())
 }
 
 /// Whether a node is explained by activations in eight bits, and those of no llama.cpp.

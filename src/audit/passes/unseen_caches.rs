@@ -11,7 +11,7 @@ use super::super::best::{Simulated, scouts};
 use super::super::shown_products::Shown;
 use super::super::simulate::Stretch;
 use super::packed::OF_FOUR_BITS;
-use super::{DIAGNOSED_MAX, Findings, Passes};
+use super::{APART, DIAGNOSED_MAX, Findings, Passes};
 use crate::arithmetic::{Arithmetic, CACHES, Cached, Fresh, Packed, both, bounded_by};
 use crate::audit::{Finding, OF_EIGHT_BITS};
 use crate::checkpoint::{Checkpoint, Kind};
@@ -22,10 +22,6 @@ use crate::ops::bound::HEALTHY;
 /// What such a node needs.
 const NEEDS: &str = "k_rope, v and attn_ctx, or keys and values as its cache holds them: a cache of 8 or 4 bits, of a form that was \
                      not recorded, would explain it, and hides mistakes of that size";
-
-/// How many times as much an attention rounds whose queries and probabilities are in so few bits too (fp8 on both sides of its
-/// products).
-const BOTH_SIDES: f64 = 2.0;
 
 impl Passes<'_> {
     /// Takes nodes that are wrong behind such attention, and have no name, for what an engine computes over a cache whose form
@@ -101,7 +97,9 @@ impl Passes<'_> {
         if !(off >= 1.0 && is_of_values) {
             return Ok(false);
         }
-        let eight = (Packed::Eight, OF_EIGHT_BITS, BOTH_SIDES * HEALTHY);
+        // An attention of fp8 rounds both sides of both products: in an engine of a narrow type it is twice to three times as far off.
+        let times = if own.narrow == Storage::F32 { HEALTHY } else { APART };
+        let eight = (Packed::Eight, OF_EIGHT_BITS, times);
         for (bits, distance, most) in [eight, (Packed::Four, OF_FOUR_BITS, HEALTHY)] {
             let is_little = |(_, found): &(Checkpoint, Simulated)| found.distance <= distance;
             let explained = explain(&stretch, Arithmetic { packed: both(bits), ..own }, all, most)?;
