@@ -126,6 +126,7 @@ pub struct Finding {
     screened: u64,
     rows_beyond: BTreeSet<u32>,
     nonfinite: u64,
+    uneven: f64,
 }
 
 impl Finding {
@@ -141,6 +142,7 @@ impl Finding {
         self.rows += rows.saturating_sub(held.screened) as u64;
         self.screened += held.screened as u64;
         self.unit = self.unit.max(held.unit);
+        self.uneven = self.uneven.max(held.uneven);
         // Where nothing fits, these are all elements: one after the other they lie in the same row.
         let mut beyond: Vec<u32> = held.beyond.iter().map(|&element| arranged.position(element)).collect();
         beyond.dedup();
@@ -166,6 +168,11 @@ impl Finding {
     /// Whether rows of these positions are beyond their bounds.
     pub fn is_beyond_in(&self, positions: &[u32]) -> bool {
         positions.iter().any(|position| self.rows_beyond.contains(position))
+    }
+
+    /// How many times as far off its furthest row is as the usual one of those that are off, at most of any step.
+    pub fn uneven(&self) -> f64 {
+        self.uneven
     }
 
     /// How many rows are beyond their bounds.

@@ -55,6 +55,7 @@ mod stored;
 mod suspect;
 mod together;
 mod tokens;
+mod uneven;
 
 #[cfg(test)]
 mod tests;
@@ -70,8 +71,7 @@ use crate::engine::op_by_op::{Conductor, Node, Unknown, Value, own};
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::numerics::{Numerics, Storage};
-use crate::ops::Args;
-use crate::ops::bound::{UNIT_F16, storage_unit};
+use crate::ops::{Args, bound};
 use crate::watch;
 pub use attentions::{ATTENTIONS, LLAMA_ATTENTION, name_of_cache};
 pub use audit_rows::AuditRows;
@@ -319,8 +319,7 @@ impl Auditor<'_> {
         }
         let (tried, centred) = self.assumed.as_stored(self.steps, (kept, recorded), tensor, (tried, values));
         let (mut tried, values) = (tried, &*centred);
-        let finding = self.findings.at(checkpoint);
-        finding.row_shape = recorded.shape.get(1..).unwrap_or_default().to_vec();
+        self.findings.at(checkpoint).row_shape = recorded.shape.get(1..).unwrap_or_default().to_vec();
         if let (Some(pending), Ok(args)) = (&mut self.pending, args)
             && values.len() == recorded.values.len()
             && self.assumed.storing == Storing::Nearest
@@ -370,8 +369,9 @@ impl Auditor<'_> {
                 finding.bridged.extend(through.filter_map(|&id| self.labelled.labels[id]));
                 if !finding.bridged.is_empty() {
                     // Kernels of a device round operands, and sums, to f16.
-                    let device = tensor.backend.as_deref().and_then(Backend::of);
-                    finding.unit = finding.unit.max(device.map_or(storage_unit(kept), |_| UNIT_F16));
+                    let is_device = tensor.backend.as_deref().and_then(Backend::of).is_some();
+                    let unit = if is_device { bound::UNIT_F16 } else { bound::storage_unit(kept) };
+                    finding.unit = finding.unit.max(unit);
                 }
             }
             Err(unknown) if unknown.is_lost => finding.lost(&unknown.reason),

@@ -7,23 +7,18 @@ use rayon::prelude::*;
 
 use super::audit_rows::AuditRows;
 use super::bridge::carry;
-use super::factor_of_row;
-use super::factor_of_scores;
 use super::likely::likely;
-use super::parts;
 use super::sample::attention;
-use super::storage_types;
 use super::stored::Narrowed;
-use super::together;
 use super::tokens::Tokens;
+use super::{factor_of_row, factor_of_scores, parts, storage_types, together, uneven};
 pub use crate::arithmetic::Hypothesis;
 use crate::arithmetic::backend::{Backend, Product, Queries};
 use crate::arithmetic::{Arithmetic, Flash, Operands, bounded_by};
 use crate::engine::op_by_op::{Carried, Unknown};
 use crate::gguf::DType;
 use crate::numerics::Storage;
-use crate::ops::bound::HEALTHY;
-use crate::ops::bound::storage_unit;
+use crate::ops::bound::{HEALTHY, storage_unit};
 use crate::ops::{Args, Check, Choice, Rule};
 
 /// What a node may have been computed in by `backend`, the likeliest first. Of a backend that is not known all that are
@@ -127,6 +122,8 @@ pub struct Held {
     pub at_worst: Option<[f64; 2]>,
     /// Elements that are beyond their bound.
     pub beyond: Vec<usize>,
+    /// See [`super::Finding::uneven`].
+    pub uneven: f64,
     /// NaN and Inf that exact arithmetic does not have there.
     pub nonfinite: u64,
     /// NaN and Inf that it has too.
@@ -331,6 +328,8 @@ fn by_values(
             }
         }
     }
+    let width = sight.row.filter(|_| !held.is_healthy());
+    held.uneven = width.map_or(0.0, |width| uneven::of([recorded, &exact], width, sight.looked_at));
     held.at_worst = (sight.looked_at)(held.worst)
         .then(|| Some([*recorded.get(held.worst)?, *exact.get(held.worst)?]))
         .flatten();
@@ -355,6 +354,7 @@ pub(super) fn with_worst(mut part: Held, whole: Held) -> Held {
 pub(super) fn joined(mut held: Held, part: Held) -> Held {
     held.squares.iter_mut().zip(part.squares).for_each(|(sum, more)| *sum += more);
     held.beyond.extend(part.beyond);
+    held.uneven = held.uneven.max(part.uneven);
     held.nonfinite += part.nonfinite;
     held.explained_nonfinite += part.explained_nonfinite;
     if !(part.over <= held.over) && !held.over.is_nan() {
@@ -375,6 +375,7 @@ pub(super) fn nothing() -> Held {
         worst: 0,
         at_worst: None,
         beyond: Vec::new(),
+        uneven: 0.0,
         nonfinite: 0,
         explained_nonfinite: 0,
         near_ties: Vec::new(),

@@ -403,6 +403,9 @@ pub fn hypotheses(
         more.extend(attentions::in_narrow(kept, declared));
     }
     more.push(Hypothesis { name, arithmetic: narrow });
+    if is_product(op, args) && declared.is_none_or(|declared| declared.storage == kept) {
+        more.push(Hypothesis { arithmetic: Arithmetic { operands: Operands::Rows, ..narrow }, ..IN_ROWS });
+    }
     more.push(Hypothesis { name: rounded, arithmetic: recorded(kept) });
     if is_product(op, args) {
         more.extend(parts::hypotheses(kept));

@@ -5,22 +5,26 @@
 //! product with more outputs than inputs shows that whatever the form is: its errors lie in the space of the columns of W, where
 //! those of other weights, of sums or of a wrong row do not. Of n outputs and k inputs chance leaves 1 - k/n of their squares.
 
+mod fit;
+
 use std::collections::{BTreeSet, HashMap};
 
 use indexmap::IndexSet;
 use parity_graph::Id;
-use rayon::prelude::*;
 
 use super::unlike::BARELY;
 use super::{APART, Findings, Passes};
 use crate::audit::storage_types::{IN_ROWS, ON_CANDLE, shown};
+use crate::audit::tokens::spread;
 use crate::audit::{Finding, Labelled, OF_EIGHT_BITS, exact, parts};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
 use crate::gguf::TensorRef;
 use crate::numerics::{Products, Storage};
 use crate::ops::bound::UNIT_F16;
+use crate::report::words::number;
 use crate::tensor::Matrix;
+use fit::{Fit, linear};
 
 /// Share of the nodes of a kind, and of all behind a product, that must be off for it to be how the engine multiplies.
 const MOST: [usize; 2] = [3, 4];
@@ -28,34 +32,37 @@ const MOST: [usize; 2] = [3, 4];
 const SOME: [usize; 2] = [1, 4];
 /// Kinds of nodes that must be off: one alone may be a mistake in all layers.
 const KINDS_MIN: usize = 2;
+/// How many times as far off as the usual one of its kind a node may be: they use up their bounds alike within that.
+const NEAR: f64 = 3.0;
 /// Rows of a product that are looked at.
-const ROWS: usize = 4;
-/// Outputs for each input that are.
-const OUTPUTS: usize = 4;
-/// Outputs for each input that a product must have at least.
+const ROWS: usize = 8;
+/// Products that are.
+const PRODUCTS: usize = 4;
+/// Outputs for each input that such a product must have at least.
 const OUTPUTS_MIN: usize = 2;
 /// Values of a weight that are read at most.
 const WEIGHT_MAX: usize = 1 << 25;
-/// Share of what chance would leave that errors of what was multiplied leave at most: what results are rounded to stays.
-const LEFT: f64 = 1.0 / 4.0;
-/// Steps of the method of conjugate gradients: noise is nearly fitted after a few.
-const STEPS: usize = 32;
+/// How much of what their inputs have in common errors of sums have at most: of other weights it is all.
+const LINEAR: f64 = 0.5;
 
 /// What such nodes need.
-const NEEDS: &str = "what it multiplies as the engine's kernel rounds it: nothing but activations in about eight bits, of a form \
-                     that is not known, explains the matmuls of this dump, and hides mistakes of their size";
-const NEEDS_SUMS: &str = "the order of its sums: nothing but sums in f16 explains the matmuls of this dump, and hides mistakes of \
-                          their size";
+const OF_ACTIVATIONS: &str = "what it multiplies as the engine's kernel rounds it: nothing but activations in about eight bits, of \
+                              a form that is not known, explains the matmuls of this dump";
+const OF_SUMS: &str = "the order of its sums: nothing but sums in f16 explains the matmuls of this dump";
 
 /// Nodes behind products that are wrong by about as much as each other.
+#[derive(Default)]
 struct OffAlike {
     nodes: IndexSet<Checkpoint>,
-    /// All that are wrong, and have no name.
-    open: IndexSet<Checkpoint>,
+    /// How far off the furthest of them may be, relative.
+    most: f64,
     /// Those that nothing but a coarse arithmetic explains that nothing shows.
     unknown: IndexSet<Checkpoint>,
-    /// Whether, with those that activations in eight bits explain, they are nearly all that were judged.
+    /// Whether, with those that activations in eight bits explain, they are nearly all that were judged, or may be: the roundings
+    /// of a narrow type hide others.
     are_most: bool,
+    /// Those that sums in f16 may explain.
+    of_sums: IndexSet<Checkpoint>,
 }
 
 impl Passes<'_> {
@@ -63,26 +70,33 @@ impl Passes<'_> {
     /// rounding of what is multiplied, or of sums in f16, would explain that.
     pub(super) fn doubt_activations(&self, findings: &mut Findings) -> Result<()> {
         let declared = self.steps.declared().map(|numerics| numerics.products);
-        if self.steps.is_own_graph() || matches!(declared, Some(Products::F32 | Products::F64)) {
+        if self.steps.is_own_graph()
+            || matches!(declared, Some(Products::F32 | Products::F64))
+            || !findings.nodes.values().any(is_open)
+        {
             return Ok(());
         }
-        let Some(OffAlike { nodes: off, open, unknown, are_most }) = self.off_alike(findings) else {
+        let kept = shown(self.steps, self.graphs);
+        let off = self.off_alike(findings, kept);
+        let is_eight_bits = declared.is_none() && findings.has_eight_bits();
+        let are_of_inputs =
+            off.are_most && (is_eight_bits || self.are_of_inputs(findings, &off.nodes, kept)?);
+        let (needs, doubted, most) = if are_of_inputs {
+            (OF_ACTIVATIONS, off.nodes.union(&off.unknown).copied().collect(), off.most)
+        } else if kept == Storage::F16 && !off.of_sums.is_empty() {
+            let sums = self.sums_in_f16(findings, off.of_sums)?;
+            let most = sums.iter().map(|id| size(&findings.nodes[id])).fold(0.0, f64::max);
+            (OF_SUMS, sums, most)
+        } else {
             return Ok(());
         };
-        let is_eight_bits = declared.is_none() && findings.has_eight_bits();
-        let (needs, doubted) = match are_most && (is_eight_bits || self.is_of_inputs(findings, &off)?) {
-            true => (NEEDS, off.union(&unknown).copied().collect()),
-            false => (NEEDS_SUMS, self.may_be_sums_in_f16(findings, open)),
-        };
-        doubted.iter().for_each(|id| findings.nodes[id] = findings.nodes[id].as_undecided(needs));
+        let needs = format!("{needs}, and hides mistakes of {} of a node", number(most));
+        doubted.iter().for_each(|id| findings.nodes[id] = findings.nodes[id].as_undecided(&needs));
         Ok(())
     }
 
-    /// The nodes behind products that are wrong by about as much as each other; `None` where these are too few.
-    fn off_alike(&self, findings: &Findings) -> Option<OffAlike> {
-        if !findings.nodes.values().any(is_open) {
-            return None;
-        }
+    /// The nodes behind products that are wrong by about as much as each other.
+    fn off_alike(&self, findings: &Findings, kept: Storage) -> OffAlike {
         let judged = findings.nodes.iter().filter(|(_, finding)| finding.judged > 0);
         let behind: Vec<(&Checkpoint, &Finding)> =
             judged.filter(|(id, _)| self.product_before(**id).is_some()).collect();
@@ -90,8 +104,6 @@ impl Passes<'_> {
             behind.iter().filter(|(_, finding)| is(finding)).map(|(id, _)| **id).collect()
         };
         let (open, unknown) = (some(&is_open), some(&Finding::is_of_unknown));
-        let in_parts =
-            some(&|one| one.is_healthy() && one.computed_in.iter().any(|name| parts::is_in_f16(name)));
         let are = |some: usize, [part, of]: [usize; 2], all: usize| of * some >= part * all;
         let mut kinds: HashMap<Kind, [usize; 3]> = HashMap::new();
         for (id, finding) in &behind {
@@ -100,22 +112,35 @@ impl Passes<'_> {
             (*some, *off, *of) = (*some + usize::from(is_open(finding)), *off + usize::from(is_off), *of + 1);
         }
         let off_in_all: usize = kinds.values().map(|[_, off, _]| off).sum();
-        kinds.retain(|_, [some, off, of]| *some > 0 && are(*off, MOST, *of));
-        if kinds.len() < KINDS_MIN || !are(open.len(), SOME, behind.len()) {
-            // Where nearly all are sums in parts of f16 what is barely wrong has more of them.
-            let barely = some(&|finding| is_open(finding) && finding.over() <= BARELY);
-            let are_in_parts = are(open.len() + in_parts.len(), MOST, behind.len());
-            let (nodes, unknown) = (IndexSet::new(), IndexSet::new());
-            return are_in_parts.then_some(OffAlike { nodes, open: barely, unknown, are_most: false });
-        }
-        let sizes = |id: &Checkpoint| size(&findings.nodes[id]);
-        let off: Vec<Checkpoint> = open.iter().filter(|id| kinds.contains_key(&id.kind())).copied().collect();
-        let mut sorted: Vec<f64> = off.iter().map(sizes).collect();
-        sorted.sort_by(f64::total_cmp);
-        let most = (APART * sorted[sorted.len() / 2]).min(OF_EIGHT_BITS);
-        let nodes: IndexSet<Checkpoint> = off.into_iter().filter(|id| sizes(id) <= most).collect();
-        let are_most = are(off_in_all, MOST, behind.len());
-        (2 * nodes.len() > sorted.len()).then_some(OffAlike { nodes, open, unknown, are_most })
+        kinds.retain(|_, [some, ..]| *some > 0);
+        let is_whole = |[_, off, of]: &[usize; 3]| are(*off, MOST, *of);
+        let whole = kinds.values().filter(|counts| is_whole(counts)).count();
+        let are_many = whole >= KINDS_MIN && are(open.len(), SOME, behind.len());
+        let is_narrow = kept != Storage::F32;
+        let in_kinds = |id: &Checkpoint| is_narrow || is_whole(&kinds[&id.kind()]);
+        let off: IndexSet<Checkpoint> = open.iter().filter(|id| in_kinds(id)).copied().collect();
+        let limits = limits(findings, &off);
+        let is_like = |id: &Checkpoint| {
+            let finding = &findings.nodes[id];
+            size(finding) <= limits[&id.kind()] && finding.uneven() <= APART
+        };
+        let nodes: IndexSet<Checkpoint> = off.iter().filter(|id| is_like(id)).copied().collect();
+        let are_alike = 2 * nodes.len() > off.len();
+        let are_most = if is_narrow {
+            kinds.len() >= KINDS_MIN
+        } else {
+            are_many && are(off_in_all, MOST, behind.len())
+        };
+        // Where nearly all are sums in parts of f16 what is barely wrong has more of them.
+        let in_parts =
+            some(&|one| one.is_healthy() && one.computed_in.iter().any(|name| parts::is_in_f16(name)));
+        let of_sums = match (are_many, are(open.len() + in_parts.len(), MOST, behind.len())) {
+            (true, _) => open,
+            (false, true) => some(&|finding| is_open(finding) && finding.over() <= BARELY),
+            _ => IndexSet::new(),
+        };
+        let most = nodes.iter().map(|id| limits[&id.kind()]).fold(0.0, f64::max);
+        OffAlike { nodes, most, unknown, are_most: are_most && are_alike, of_sums }
     }
 
     /// The product with a weight that lies between a node and what was recorded before it, and its graph.
@@ -146,38 +171,92 @@ impl Passes<'_> {
         self.gguf.tensor(&graph.get(graph.src(product, 0)?).name)
     }
 
-    /// Whether the errors of a product are those of what it multiplies, as small ones that do not go along with it.
-    fn is_of_inputs(&self, findings: &Findings, off: &IndexSet<Checkpoint>) -> Result<bool> {
-        let is_next = |id: &&Checkpoint| findings.nodes[*id].bridged.is_empty();
-        let wide = off.iter().filter(is_next).filter_map(|id| {
-            let weight = self.weight_before(*id)?;
-            let is_wide = weight.rows() >= OUTPUTS_MIN * weight.cols() && weight.info.dtype.is_decodable();
-            let fits = OUTPUTS_MIN * weight.cols() * weight.cols() <= WEIGHT_MAX;
-            (is_wide && fits).then_some((*id, weight))
-        });
-        let Some((id, weight)) = wide.min_by_key(|(_, weight)| weight.cols()) else { return Ok(false) };
-        let beyond = findings.nodes[&id].audit().map_or_else(Vec::new, |audit| audit.rows_beyond);
-        let positions: BTreeSet<u32> = beyond.into_iter().take(ROWS).collect();
-        let Some(rows) = exact(self.steps, self.graphs, self.gguf, id, &positions)? else { return Ok(false) };
-        let fits = |inputs: &Matrix<f64>| inputs.cols == weight.cols() && rows.exact.cols == weight.rows();
-        let Some(inputs) = rows.multiplied.as_ref().filter(|inputs| fits(inputs)) else { return Ok(false) };
+    /// A product that has so many more outputs than inputs that errors of what it multiplies show, and its weight.
+    fn wide(&self, findings: &Findings, id: Checkpoint) -> Option<(Checkpoint, TensorRef<'_>)> {
+        let weight = self.weight_before(id).filter(|_| findings.nodes[&id].bridged.is_empty())?;
+        let is_wide = weight.rows() >= OUTPUTS_MIN * weight.cols() && weight.info.dtype.is_decodable();
+        let fits = OUTPUTS_MIN * weight.cols() * weight.cols() <= WEIGHT_MAX;
+        (is_wide && fits).then_some((id, weight))
+    }
+
+    /// Whether the errors of wide products are those of what they multiply: of those that are off, and of all in an engine of a
+    /// narrow type, the roundings of which hide in some what shows in others.
+    fn are_of_inputs(&self, findings: &Findings, off: &IndexSet<Checkpoint>, kept: Storage) -> Result<bool> {
+        let is_narrow = kept != Storage::F32;
+        let judged = findings.nodes.iter().filter(|(_, finding)| finding.judged > 0).map(|(id, _)| id);
+        // The last product is left as it is by most engines that round those before.
+        let is_asked = |id: &Checkpoint| off.contains(id) || is_narrow && id.kind() != Kind::Logits;
+        let asked = judged.filter(|id| is_asked(id));
+        let wide: Vec<(Checkpoint, TensorRef<'_>)> =
+            asked.filter_map(|id| self.wide(findings, *id)).collect();
+        let order: Vec<usize> = (0..wide.len()).collect();
+        let mut asked = 0;
+        for (id, weight) in spread(&order, PRODUCTS).into_iter().map(|at| &wide[at]) {
+            let beyond = off.iter().map(|id| self.rows_beyond(findings, *id)).max_by_key(Vec::len);
+            let Some((errors, inputs)) = self.errors(*id, beyond.unwrap_or_default())? else { continue };
+            if inputs.cols != weight.cols() || errors.cols != weight.rows() {
+                continue;
+            }
+            if !Fit::of(weight, &errors, &inputs).is_rounding(is_narrow) {
+                return Ok(false);
+            }
+            asked += 1;
+        }
+        Ok(asked > 0)
+    }
+
+    fn rows_beyond(&self, findings: &Findings, id: Checkpoint) -> Vec<u32> {
+        findings.nodes[&id].audit().map_or_else(Vec::new, |audit| audit.rows_beyond)
+    }
+
+    /// What some of the rows of a product at such positions are off by (T, n), and what was multiplied (T, k).
+    fn errors(&self, id: Checkpoint, positions: Vec<u32>) -> Result<Option<(Matrix<f64>, Matrix<f64>)>> {
+        let positions: Vec<usize> = positions.into_iter().map(|position| position as usize).collect();
+        let some: BTreeSet<u32> =
+            spread(&positions, ROWS).into_iter().map(|position| position as u32).collect();
+        let Some(rows) = exact(self.steps, self.graphs, self.gguf, id, &some)? else { return Ok(None) };
         let errors = rows.recorded.data.iter().zip(&rows.exact.data).map(|(a, b)| a - b).collect();
         let errors = Matrix::new(rows.exact.rows, rows.exact.cols, errors);
-        Ok(Fit::of(&weight, &errors, inputs).is_rounding())
+        Ok(rows.multiplied.map(|inputs| (errors, inputs)))
     }
 
     /// Those of some nodes that sums come to which are rounded to f16 one after the other, in an engine that keeps its values in f16:
     /// each rounds half a unit of what was summed up so far, so that of `k` terms a relative error of √k units is the most that
-    /// chance makes of it.
-    fn may_be_sums_in_f16(&self, findings: &Findings, open: IndexSet<Checkpoint>) -> IndexSet<Checkpoint> {
-        if shown(self.steps, self.graphs) != Storage::F16 {
-            return IndexSet::new();
-        }
+    /// chance makes of it. Errors of other weights go along with what is multiplied, those of sums do not.
+    fn sums_in_f16(&self, findings: &Findings, open: IndexSet<Checkpoint>) -> Result<IndexSet<Checkpoint>> {
         let most = |id: &Checkpoint| {
             self.weight_before(*id).map_or(f64::NAN, |weight| (weight.cols() as f64).sqrt() * UNIT_F16)
         };
-        open.into_iter().filter(|id| size(&findings.nodes[id]) <= most(id)).collect()
+        let sums: IndexSet<Checkpoint> =
+            open.into_iter().filter(|id| size(&findings.nodes[id]) <= most(id)).collect();
+        let next: Vec<Checkpoint> =
+            sums.iter().filter(|id| findings.nodes[*id].bridged.is_empty()).copied().collect();
+        let order: Vec<usize> = (0..next.len()).collect();
+        for id in spread(&order, PRODUCTS).into_iter().map(|at| next[at]) {
+            let rows = self.errors(id, self.rows_beyond(findings, id))?;
+            if rows.is_some_and(|(errors, inputs)| linear(&errors, &inputs) > LINEAR) {
+                return Ok(IndexSet::new());
+            }
+        }
+        Ok(sums)
     }
+}
+
+/// By kind, how far off a node of it may be that is so as the others are.
+fn limits(findings: &Findings, off: &IndexSet<Checkpoint>) -> HashMap<Kind, f64> {
+    let usual = |ids: &mut dyn Iterator<Item = &Checkpoint>| {
+        let mut sizes: Vec<f64> = ids.map(|id| size(&findings.nodes[id])).collect();
+        sizes.sort_by(f64::total_cmp);
+        sizes.get(sizes.len() / 2).copied().unwrap_or(0.0)
+    };
+    let of_all = (APART * usual(&mut off.iter())).min(OF_EIGHT_BITS);
+    let kinds = off.iter().map(|id| id.kind());
+    let limit = |kind: Kind| {
+        let of_kind = || off.iter().filter(move |id| id.kind() == kind);
+        let own = NEAR * usual(&mut of_kind());
+        if of_kind().nth(1).is_some() { own.min(of_all) } else { of_all }
+    };
+    kinds.map(|kind| (kind, limit(kind))).collect()
 }
 
 /// How far what was recorded of a node is from exact arithmetic, relative.
@@ -206,94 +285,4 @@ fn is_like_them(finding: &Finding) -> bool {
 fn is_in_eight_bits(finding: &Finding) -> bool {
     let mut names = finding.computed_in.iter();
     finding.judged > 0 && names.any(|name| [IN_ROWS.name, ON_CANDLE].contains(name))
-}
-
-/// How much of the errors of a product is W·Δx, for some Δx.
-struct Fit {
-    /// Squares that are left of the errors, relative to what chance would leave.
-    left: f64,
-    /// |Δx| relative to |x|.
-    size: f64,
-    /// Share of |Δx|² that does not go along with x.
-    across: f64,
-}
-
-impl Fit {
-    /// Of errors (T, n) of a product of a weight (n, k) with inputs (T, k).
-    fn of(weight: &TensorRef<'_>, errors: &Matrix<f64>, inputs: &Matrix<f64>) -> Fit {
-        let (n, k) = (weight.rows(), weight.cols());
-        let count = n.min(OUTPUTS * k).min(WEIGHT_MAX / k);
-        let outputs: Vec<usize> = (0..count).map(|i| i * n / count).collect();
-        let mut values = vec![0.0_f32; count * k];
-        values
-            .par_chunks_mut(k)
-            .zip(&outputs)
-            .for_each(|(row, &output)| weight.decode_rows(output..output + 1, row));
-        let [mut left, mut all, mut moved, mut whole, mut along] = [0.0; 5];
-        for row in 0..errors.rows {
-            let errors: Vec<f64> = outputs.iter().map(|output| errors.row(row)[*output]).collect();
-            let input = inputs.row(row);
-            let (found, rest) = least_squares(&values, k, errors.clone());
-            let squared = dot(input, input);
-            left += dot(&rest, &rest);
-            all += dot(&errors, &errors);
-            moved += dot(&found, &found);
-            whole += squared;
-            along += if squared > 0.0 { dot(&found, input).powi(2) / squared } else { 0.0 };
-        }
-        let chance = 1.0 - k as f64 / count as f64;
-        Fit { left: left / all / chance, size: (moved / whole).sqrt(), across: 1.0 - along / moved }
-    }
-
-    /// Whether that is how rounding of what is multiplied looks: small, and no factor of it.
-    fn is_rounding(&self) -> bool {
-        self.left <= LEFT && self.size <= OF_EIGHT_BITS && self.across >= 0.5
-    }
-}
-
-/// The x for which W·x is nearest to `rest`, and what that leaves; W (n, k), row by row. Conjugate gradients on the normal
-/// equations (Hestenes and Stiefel, 1952).
-fn least_squares(w: &[f32], k: usize, mut rest: Vec<f64>) -> (Vec<f64>, Vec<f64>) {
-    let times = |x: &[f64]| -> Vec<f64> {
-        w.par_chunks(k).map(|row| row.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum()).collect()
-    };
-    // In blocks of a fixed number of rows, so that sums do not depend on how many threads there are.
-    const BLOCK: usize = 256;
-    let transposed = |y: &[f64]| -> Vec<f64> {
-        let parts = w.par_chunks(k * BLOCK).zip(y.par_chunks(BLOCK)).map(|(rows, y)| {
-            let mut sum = vec![0.0; k];
-            for (row, y) in rows.chunks(k).zip(y) {
-                sum.iter_mut().zip(row).for_each(|(sum, w)| *sum += f64::from(*w) * y);
-            }
-            sum
-        });
-        let parts: Vec<Vec<f64>> = parts.collect();
-        let mut sum = vec![0.0; k];
-        parts.iter().for_each(|part| sum.iter_mut().zip(part).for_each(|(sum, x)| *sum += x));
-        sum
-    };
-    let mut found = vec![0.0; k];
-    let mut gradient = transposed(&rest);
-    let mut direction = gradient.clone();
-    let mut squared = dot(&gradient, &gradient);
-    for _ in 0..STEPS {
-        let moved = times(&direction);
-        let length = dot(&moved, &moved);
-        if !(length > 0.0 && squared > 0.0) {
-            break;
-        }
-        let step = squared / length;
-        found.iter_mut().zip(&direction).for_each(|(x, p)| *x += step * p);
-        rest.iter_mut().zip(&moved).for_each(|(r, q)| *r -= step * q);
-        gradient = transposed(&rest);
-        let next = dot(&gradient, &gradient);
-        let share = next / squared;
-        direction.iter_mut().zip(&gradient).for_each(|(p, s)| *p = s + share * *p);
-        squared = next;
-    }
-    (found, rest)
-}
-
-fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
