@@ -16,6 +16,8 @@ use crate::support::samples::sample;
 
 /// A row of activations as a kernel multiplies it.
 type Quantised = fn(&[f64]) -> Vec<f64>;
+/// A row times a row of a matrix.
+type Sum = fn(&[f64], &[f64]) -> f64;
 
 /// In groups of so many values, with a scale that is rounded.
 fn groups(row: &[f64], of: usize, scale: fn(f32) -> f32) -> Vec<f64> {
@@ -43,7 +45,7 @@ const FORMS: [(&str, Quantised); 4] = [
 ];
 
 /// Rows x (T, I), quantised, times a matrix (O, I), summed up by `sum`.
-fn product(args: &Args<'_, f64>, quantised: Quantised, sum: fn(&[f64], &[f64]) -> f64) -> Vec<f64> {
+fn product(args: &Args<'_, f64>, quantised: Quantised, sum: Sum) -> Vec<f64> {
     let [w, x] = [0, 1].map(|slot| args.get(slot).unwrap().values().into_owned());
     let [_, _, tokens, outputs] = args.shape;
     let k = x.len() / tokens;
@@ -75,7 +77,7 @@ fn of_modules(id: Checkpoint) -> bool {
 /// What an audit says of an engine whose products are these, and whose values of one node are off by a factor.
 fn judged(
     (steps, kept): (&[usize], Element),
-    (quantised, sum): (Quantised, fn(&[f64], &[f64]) -> f64),
+    (quantised, sum): (Quantised, Sum),
     (some, spoiled, factor): (&dyn Fn(Checkpoint) -> bool, &str, f64),
 ) -> Audited {
     let computes = |id: Checkpoint, args: &Args<'_, f64>| {
@@ -115,6 +117,27 @@ fn a_mistake_beside_such_activations_is_found() {
         let audited = judged((&[20], Element::F32), (quantised, exactly), (&|_| true, "blk.1.ffn_out", 1.5));
         assert_eq!((audited.code, &audited.first[..]), (1, "blk.1.ffn_out"), "{name}: {}", says(&audited));
     }
+}
+
+/// An engine of a narrow type rounds as much itself, which hides some of them.
+#[test]
+fn an_engine_of_bf16_may_have_them_too() {
+    for (name, quantised) in sample("activations in bf16", 2, FORMS) {
+        let audited = judged((&[20], Element::Bf16), (quantised, exactly), (&|_| true, "", 1.0));
+        assert_eq!(audited.code, 2, "{name}: {}", says(&audited));
+    }
+}
+
+/// The error of what is multiplied is that of every product here as well, and none that rounding leaves.
+#[test]
+fn a_lost_column_in_all_products_is_no_rounding() {
+    let lost: Quantised = |row| {
+        let mut row = row.to_vec();
+        row.last_mut().into_iter().for_each(|last| *last = 0.0);
+        row
+    };
+    let audited = judged((&[20], Element::F32), (lost, exactly), (&|_| true, "", 1.0));
+    assert_eq!(audited.code, 1, "{}", says(&audited));
 }
 
 #[test]
