@@ -190,10 +190,10 @@ impl Passes<'_> {
         let wide: Vec<(Checkpoint, TensorRef<'_>)> =
             asked.filter_map(|id| self.wide(findings, *id)).collect();
         let order: Vec<usize> = (0..wide.len()).collect();
+        let beyond = off.iter().map(|id| rows_beyond(findings, *id)).max_by_key(Vec::len).unwrap_or_default();
         let mut asked = 0;
         for (id, weight) in spread(&order, PRODUCTS).into_iter().map(|at| &wide[at]) {
-            let beyond = off.iter().map(|id| self.rows_beyond(findings, *id)).max_by_key(Vec::len);
-            let Some((errors, inputs)) = self.errors(*id, beyond.unwrap_or_default())? else { continue };
+            let Some((errors, inputs)) = self.errors(*id, &beyond)? else { continue };
             if inputs.cols != weight.cols() || errors.cols != weight.rows() {
                 continue;
             }
@@ -205,15 +205,10 @@ impl Passes<'_> {
         Ok(asked > 0)
     }
 
-    fn rows_beyond(&self, findings: &Findings, id: Checkpoint) -> Vec<u32> {
-        findings.nodes[&id].audit().map_or_else(Vec::new, |audit| audit.rows_beyond)
-    }
-
     /// What some of the rows of a product at such positions are off by (T, n), and what was multiplied (T, k).
-    fn errors(&self, id: Checkpoint, positions: Vec<u32>) -> Result<Option<(Matrix<f64>, Matrix<f64>)>> {
-        let positions: Vec<usize> = positions.into_iter().map(|position| position as usize).collect();
-        let some: BTreeSet<u32> =
-            spread(&positions, ROWS).into_iter().map(|position| position as u32).collect();
+    fn errors(&self, id: Checkpoint, positions: &[u32]) -> Result<Option<(Matrix<f64>, Matrix<f64>)>> {
+        let order: Vec<usize> = (0..positions.len()).collect();
+        let some: BTreeSet<u32> = spread(&order, ROWS).into_iter().map(|at| positions[at]).collect();
         let Some(rows) = exact(self.steps, self.graphs, self.gguf, id, &some)? else { return Ok(None) };
         let errors = rows.recorded.data.iter().zip(&rows.exact.data).map(|(a, b)| a - b).collect();
         let errors = Matrix::new(rows.exact.rows, rows.exact.cols, errors);
@@ -233,7 +228,7 @@ impl Passes<'_> {
             sums.iter().filter(|id| findings.nodes[*id].bridged.is_empty()).copied().collect();
         let order: Vec<usize> = (0..next.len()).collect();
         for id in spread(&order, PRODUCTS).into_iter().map(|at| next[at]) {
-            let rows = self.errors(id, self.rows_beyond(findings, id))?;
+            let rows = self.errors(id, &rows_beyond(findings, id))?;
             if rows.is_some_and(|(errors, inputs)| linear(&errors, &inputs) > LINEAR) {
                 return Ok(IndexSet::new());
             }
@@ -262,6 +257,11 @@ fn limits(findings: &Findings, off: &IndexSet<Checkpoint>) -> HashMap<Kind, f64>
 /// How far what was recorded of a node is from exact arithmetic, relative.
 fn size(finding: &Finding) -> f64 {
     finding.audit().map_or(f64::NAN, |audit| audit.local.rel_l2)
+}
+
+/// Positions of the rows of a node that are beyond their bounds.
+fn rows_beyond(findings: &Findings, id: Checkpoint) -> Vec<u32> {
+    findings.nodes[&id].audit().map_or_else(Vec::new, |audit| audit.rows_beyond)
 }
 
 impl Findings {

@@ -34,21 +34,22 @@ impl Passes<'_> {
         findings: &mut Findings,
     ) -> Result<()> {
         let declared = self.steps.declared();
-        let mut wrong = self.mostly_wrong(findings);
-        if wrong.is_empty() {
-            return Ok(());
-        }
         let own = Arithmetic { narrow: assumed.kept, cache: assumed.kept, ..Arithmetic::EXACT };
-        let as_is = self.known().explained(own, &wrong)?;
-        wrong.retain(|id| as_is.get(id).is_some_and(|found| !found.explains_most));
         let types = Some(types(declared, shown)).filter(|_| assumed.kept == Storage::F32);
         let copies = types.into_iter().flatten().flat_map(arithmetics);
         // What no product shows, and nobody declares, may be in eight bits. That rounds more than all others, and so comes last.
         let is_open = declared.is_none() && shown.is_none();
         let in_rows = Arithmetic { operands: Operands::Rows, ..own };
         let in_rows = Some((Storage::F32, in_rows)).filter(|_| is_open);
+        let tried: Vec<(Storage, Arithmetic)> = copies.chain(in_rows).collect();
+        let mut wrong = self.mostly_wrong(findings);
+        if wrong.is_empty() || tried.is_empty() {
+            return Ok(());
+        }
+        let as_is = self.known().explained(own, &wrong)?;
+        wrong.retain(|id| as_is.get(id).is_some_and(|found| !found.explains_most));
         let mut likely = None;
-        for (kept, own) in copies.chain(in_rows) {
+        for (kept, own) in tried {
             let some = self.reading(kept).explained(own, &scouts(&wrong))?;
             // The first that explains all; else, of those that round all between, the first that explains any.
             if some.values().all(explains) {
@@ -88,7 +89,7 @@ impl Passes<'_> {
         let mut counts: HashMap<Kind, [usize; 2]> = HashMap::new();
         for id in crossed(findings, &|finding| finding.judged > 0) {
             let [wrong, all] = counts.entry(id.kind()).or_default();
-            *wrong += usize::from(!findings.nodes[&id].is_healthy());
+            *wrong += usize::from(findings.nodes[&id].is_wrong());
             *all += 1;
         }
         let is_named =
