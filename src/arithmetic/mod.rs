@@ -51,6 +51,8 @@ pub struct Arithmetic {
     /// In how many parts products with weights are summed (by ranks, or columns side by side): each part, and each sum of
     /// parts, is rounded to the type that values are kept in.
     pub parts: usize,
+    /// What each step of decoding the blocks of a table is rounded to.
+    pub decoded: Storage,
 }
 
 /// What the two sides of a matrix product are rounded to before they meet, and what their sums are kept in.
@@ -369,6 +371,7 @@ impl Arithmetic {
         storing: Storing::Nearest,
         recorded: None,
         parts: 1,
+        decoded: Storage::F32,
     };
 
     /// llama.cpp on the CPU.
@@ -388,6 +391,7 @@ impl Arithmetic {
         storing: Storing::Nearest,
         recorded: None,
         parts: 1,
+        decoded: Storage::F32,
     };
 
     /// Whether attention rounds keys, and values, as it reads them: not those of f32 that a cache of eight bits is decoded to.

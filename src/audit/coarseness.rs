@@ -2,7 +2,7 @@
 
 use super::attentions::{ATTENTIONS, LLAMA_ATTENTION, name_of_cache};
 use super::node::{IN_F32, ON_CPU};
-use super::storage_types::{IN_BETTER, IN_ROWS, ON_CANDLE, PRODUCTS, name_of_copies};
+use super::storage_types::{IN_BETTER, IN_HALF, IN_ROWS, ON_CANDLE, PRODUCTS, name_of_copies};
 use crate::numerics::Storage;
 use crate::ops::bound::{UNIT_BF16, UNIT_F16, UNIT_F32, storage_unit, unit_of};
 
@@ -18,7 +18,7 @@ pub fn coarseness(name: &str) -> Option<f64> {
     narrow.map(|(_, narrow)| unit_of(*narrow)).or_else(cache).or_else(|| match name {
         IN_F32 | IN_BETTER => Some(UNIT_F32),
         // Operands that meet weights of f16 are rounded to that, others to blocks of eight bits.
-        ON_CPU | ON_CANDLE | LLAMA_ATTENTION => Some(UNIT_F16),
+        ON_CPU | ON_CANDLE | LLAMA_ATTENTION | IN_HALF => Some(UNIT_F16),
         "values and weights in f16" | "values rounded to f16 when they were recorded" => Some(UNIT_F16),
         "values and weights in bf16" | "values rounded to bf16 when they were recorded" => {
             Some(storage_unit(Storage::Bf16))

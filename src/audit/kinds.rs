@@ -12,8 +12,30 @@ use crate::numerics::Storage;
 use parity_dump::checkpoint::Kind;
 use parity_graph::Op;
 
-/// The kinds of nodes that most need f32 for, of a recording of which some values are numbers of the type `kept`.
-pub fn of_f32(steps: &dyn Steps, graphs: &[(usize, &Labelled)], kept: Storage) -> HashSet<Kind> {
+/// The kinds of nodes that most need f32 for, of a recording of which some values are numbers of the type `kept`: those of steps
+/// of one row, which have kernels of their own (CUDA gives products of a prompt in bf16 and those of a decode step in f32), and
+/// those of others.
+#[derive(Default)]
+pub struct OfF32 {
+    of_one_row: HashSet<Kind>,
+    of_several: HashSet<Kind>,
+}
+
+impl OfF32 {
+    /// Of all steps.
+    pub fn of(steps: &dyn Steps, graphs: &[(usize, &Labelled)], kept: Storage) -> OfF32 {
+        let (one, several): (Vec<_>, Vec<_>) =
+            graphs.iter().copied().partition(|(step, _)| steps.positions(*step).len() == 1);
+        OfF32 { of_one_row: of_f32(steps, &one, kept), of_several: of_f32(steps, &several, kept) }
+    }
+
+    /// Those of steps like one.
+    fn like(&self, steps: &dyn Steps, step: usize) -> &HashSet<Kind> {
+        if steps.positions(step).len() == 1 { &self.of_one_row } else { &self.of_several }
+    }
+}
+
+fn of_f32(steps: &dyn Steps, graphs: &[(usize, &Labelled)], kept: Storage) -> HashSet<Kind> {
     let mut counts: HashMap<Kind, [usize; 2]> = HashMap::new();
     for (step, labelled) in graphs.iter().filter(|_| kept != Storage::F32) {
         for (_, checkpoint) in labelled.nodes() {
@@ -44,9 +66,10 @@ fn has_narrow_products(
 pub fn kept(
     steps: &dyn Steps,
     (step, labelled): (usize, &Labelled),
-    of_f32: &HashSet<Kind>,
+    of_f32: &OfF32,
     kept: Storage,
 ) -> Vec<Storage> {
+    let of_f32 = of_f32.like(steps, step);
     let graph = &labelled.program.graph;
     let mut all = vec![kept; graph.tensors.len()];
     if of_f32.is_empty() {

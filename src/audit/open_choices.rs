@@ -109,7 +109,7 @@ fn both(
     sums: &HashSet<Checkpoint>,
 ) -> Result<[Orders; 2]> {
     let kept = storage_types::shown(steps, graphs);
-    let of_f32 = kinds::of_f32(steps, graphs, kept);
+    let of_f32 = kinds::OfF32::of(steps, graphs, kept);
     let mut found = [Orders::new(), Orders::new()];
     let mut machine: Machine<'_, f64> =
         Machine::new(gguf, Arithmetic::LLAMA_CPU).rounding(steps.is_own_graph());

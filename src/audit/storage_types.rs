@@ -308,6 +308,7 @@ pub fn tried(
             tried.extend(of_cache(steps, any_attention, &tensor.op, args));
         }
         tried.extend(hypotheses(&tensor.op, args, kept, declared));
+        tried.extend(of_tables(&tensor.op, args, recorded));
     }
     tried
 }
@@ -374,6 +375,18 @@ pub fn centred(values: &[f64]) -> Vec<f64> {
     let half =
         |x: f64| if x == 0.0 || !x.is_finite() { 0.0 } else { UNIT_BF16 * x.abs().log2().floor().exp2() };
     values.iter().map(|x| x + half(*x).copysign(*x)).collect()
+}
+
+/// What it is called that kernels decode blocks in f16.
+pub const IN_HALF: &str = "blocks decoded in f16, each step rounded";
+
+/// Rows of a table in blocks as kernels decode them that compute in f16, whatever the engine keeps its values in (vLLM, SGLang,
+/// MLX): what they come to is of f16, or of bf16 where the engine keeps that.
+fn of_tables(op: &Op, args: &Args<'_, f64>, recorded: &[f32]) -> Option<Hypothesis> {
+    let is_of_blocks = *op == Op::GetRows && args.get(0).is_some_and(|table| table.dtype.block_len() > 1);
+    let kept = [Storage::Bf16, Storage::F16].into_iter().find(|kept| holds(*kept, recorded))?;
+    let arithmetic = Arithmetic { decoded: Storage::F16, narrow: kept, ..Arithmetic::EXACT };
+    is_of_blocks.then_some(Hypothesis { name: IN_HALF, arithmetic })
 }
 
 /// What else an engine that is not llama.cpp may compute a node in; `kept` is the type that its recorded values are

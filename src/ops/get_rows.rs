@@ -5,11 +5,14 @@
 
 use parity_graph::Op;
 
-use super::bound::{DECODE_ROUNDINGS, UNIT_F32, finite};
+use super::bound::{DECODE_ROUNDINGS, SUBNORMAL_F16, UNIT_F16, UNIT_F32, finite, storage_unit};
 use super::convert::is_convertible;
 use super::movement::{self, Movement, Read, index};
-use super::{Args, Check, Rule};
+use super::source::Data;
+use super::{Args, Check, Rule, Source};
 use crate::error::Result;
+use crate::gguf;
+use crate::numerics::Storage;
 use crate::scalar::Scalar;
 
 pub const RULE: Rule = movement::rule::<GetRows>(
@@ -52,10 +55,38 @@ fn bound(args: &Args<'_, f64>, exact: &[f64]) -> Vec<f64> {
         return out;
     }
     let width = args.shape[3].max(1);
-    for (out, row) in out.chunks_mut(width).zip(exact.chunks(width)) {
+    for (i, (out, row)) in out.chunks_mut(width).zip(exact.chunks(width)).enumerate() {
         let largest = row.iter().fold(0.0f64, |max, x| max.max(x.abs()));
         let bound = DECODE_ROUNDINGS * UNIT_F32 * largest;
         out.iter_mut().zip(row).for_each(|(out, &y)| *out = finite(y, bound));
+        if args.arithmetic.decoded == Storage::F16 {
+            out.iter_mut().zip(decoded_in_half(args, i, row)).for_each(|(out, off)| *out += off);
+        }
     }
     out
 }
+
+/// By how much the values y of the row that is picked at a place may be off where each step of y = scale·q + minimum is rounded
+/// to f16: the scale and the product, by u·|y - minimum| each, the minimum and the sum. A scale of a row without minima is taken
+/// for a number that is not normal, times the largest quant there is. Values of a table that is taken to be rounded as it is
+/// loaded, which is then rounded here first, may fall to the next number.
+fn decoded_in_half(args: &Args<'_, f64>, place: usize, row: &[f64]) -> Vec<f64> {
+    let (Some(Source { data: Data::Weight(table), .. }), Some(ids)) = (args.get(0), args.get(1)) else {
+        return vec![0.0; row.len()];
+    };
+    let picked = index(args, ids.at([0, 0, 0, place]), table.rows()).unwrap_or_default();
+    let groups = gguf::groups(table.info.dtype, table.row_bytes(picked..picked + 1));
+    let loaded = storage_unit(table.info.loaded);
+    let width = row.len() / groups.len().max(1);
+    let off = |(i, &y): (usize, &f64)| {
+        let (scale, minimum) = groups.get(i / width).copied().unwrap_or_default();
+        let product = (y - minimum).abs();
+        let quant = if scale == 0.0 { LARGEST_QUANT } else { product / scale.abs() };
+        let steps = UNIT_F16 * (2.0 * product + minimum.abs() + y.abs());
+        loaded * y.abs() + steps * (1.0 + UNIT_F16).powi(3) + SUBNORMAL_F16 * (quant + 3.0)
+    };
+    row.iter().enumerate().map(off).collect()
+}
+
+/// Of all types of blocks.
+const LARGEST_QUANT: f64 = 128.0;

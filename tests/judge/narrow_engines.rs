@@ -6,7 +6,7 @@ use std::path::Path;
 use half::{bf16, f16};
 use parity::arithmetic::{Arithmetic, Narrow, Operands};
 use parity::audit::Labelled;
-use parity::checkpoint::Checkpoint;
+use parity::checkpoint::{Checkpoint, Kind};
 use parity::engine::op_by_op::compute;
 use parity::gguf::Gguf;
 use parity::model::builders::{Cache, Shape, build};
@@ -15,7 +15,8 @@ use parity::ops::{Args, rule};
 use parity_dump::Element;
 use parity_graph::Op;
 
-use crate::support::edited::{undeclare, without_graph};
+use crate::support::edited::{MODEL, undeclare, without_graph};
+use crate::support::graphs::foreign::Engine;
 use crate::support::graphs::record::{Mistake, record_as, record_some};
 use crate::support::graphs::{fill_with, head, recorded};
 use crate::support::program::{answer, audit};
@@ -197,4 +198,101 @@ fn a_prefill_and_decode_steps_may_be_computed_by_kernels_that_round_weights_othe
         let found = audit(&dump, Path::new(MODEL), &["--checkpoint", "logits"]);
         assert_eq!((found.code, &found.first[..]), wanted, "{name}: {}", found.report["reason"]);
     }
+}
+
+/// Values of Q6_K as vLLM decodes them: the product of scale and quant as a whole number, and that times d, each rounded to f16.
+fn decoded_in_half(block: &[u8]) -> Vec<f64> {
+    let half = |x: f64| f16::from_f64(x).to_f64();
+    let d = f16::from_le_bytes([block[208], block[209]]).to_f64();
+    let value = |i: usize| {
+        let (part, column) = (i / 128, i % 128);
+        let low = block[64 * part + column % 64] >> (4 * (column / 64));
+        let high = block[128 + 32 * part + column % 32] >> (2 * (column / 32));
+        let quant = i32::from((low & 15) | ((high & 3) << 4)) - 32;
+        let scale = i32::from(block[192 + i / 16] as i8);
+        half(d * half(f64::from(scale * quant)))
+    };
+    (0..256).map(value).collect()
+}
+
+/// Rows of a table of Q6_K, decoded so, in an engine of any type; and one row of them that is off by a two-hundredth.
+#[test]
+fn kernels_that_decode_tables_in_f16_are_no_mistake() {
+    let model = Path::new("reference-dumps/models/qwen2-tiny-py-Q4_K_M.gguf");
+    let gguf = Gguf::open(model).unwrap();
+    let table = gguf.weight("token_embd.weight").unwrap();
+    for (kept, factor, wanted) in [
+        (Element::F32, 1.0, ""),
+        (Element::F16, 1.0, ""),
+        (Element::Bf16, 1.0, ""),
+        (Element::F32, 1.005, "embed"),
+        (Element::F16, 1.005, "embed"),
+    ] {
+        let computes = |id: Checkpoint, args: &Args<'_, f64>| {
+            let ids = (id.kind() == Kind::Embed).then(|| args.get(1).unwrap().values())?;
+            let row = |(row, id): (usize, &f64)| {
+                let values = decoded_in_half(table.row_bytes(*id as usize..*id as usize + 1));
+                let factor = if row == 3 { factor } else { 1.0 };
+                values.into_iter().map(move |value| value * factor)
+            };
+            Some(ids.iter().enumerate().flat_map(row).collect())
+        };
+        let engine = Engine {
+            kept,
+            computes: &computes,
+            some: &|_| true,
+            arithmetic: Arithmetic::EXACT,
+            stores: |x| x,
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let dump = folder.path().join("dump");
+        engine.record(model, 12, &dump);
+        let audited = audit(&dump, model, &["--allow-missing"]);
+        let code = i32::from(!wanted.is_empty());
+        assert_eq!(
+            (audited.code, &audited.first[..]),
+            (code, wanted),
+            "{kept:?}, {factor}: {}",
+            audited.report
+        );
+    }
+}
+
+/// CUDA gives products of a prompt in bf16, and those of a decode step, which have a kernel of their own, in f32.
+#[test]
+fn products_may_be_narrow_in_a_prompt_alone() {
+    let brain = |x: f64| bf16::from_f64(x).to_f64();
+    let found = |spoiled: &str| {
+        let computes = |id: Checkpoint, args: &Args<'_, f64>| {
+            let is_weight = |args: &Args<'_, f64>| matches!(args.get(0).unwrap().data, Data::Weight(_));
+            let is_product =
+                args.sources.len() == 2 && args.shape[2] > 1 && args.get(0).is_some() && is_weight(args);
+            let is_product = is_product && id.kind() != Kind::Embed;
+            let [w, x] =
+                is_product.then(|| [0, 1].map(|slot| args.get(slot).unwrap().values().into_owned()))?;
+            let [_, _, tokens, outputs] = args.shape;
+            let k = x.len() / tokens;
+            let rows = x.chunks(k).flat_map(|row| (0..outputs).map(move |output| (row, output)));
+            let factor = if id.to_string() == spoiled { 1.1 } else { 1.0 };
+            let sum =
+                |row: &[f64], w: &[f64]| row.iter().zip(w).map(|(x, w)| brain(*x) * brain(*w)).sum::<f64>();
+            Some(rows.map(|(row, output)| brain(factor * sum(row, &w[output * k..][..k]))).collect())
+        };
+        let kept = Element::F32;
+        let engine = Engine {
+            kept,
+            computes: &computes,
+            some: &|_| true,
+            arithmetic: Arithmetic::EXACT,
+            stores: |x| x,
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let dump = folder.path().join("dump");
+        engine.record_steps(Path::new(MODEL), &[12, 1, 1, 1], &dump);
+        audit(&dump, Path::new(MODEL), &["--allow-missing"])
+    };
+    let audited = found("");
+    assert_eq!((audited.code, &audited.first[..]), (0, ""), "{}", audited.report);
+    let audited = found("blk.2.ffn_gate");
+    assert_eq!((audited.code, &audited.first[..]), (1, "blk.2.ffn_gate"), "{}", audited.report);
 }
