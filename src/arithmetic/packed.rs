@@ -7,8 +7,11 @@
 
 use half::{bf16, f16};
 
+use super::cache_blocks;
 use super::narrow::nearest_of;
+use crate::gguf::DType;
 use crate::numerics::{EightBits, Storage};
+use crate::scalar::half;
 
 /// What keys and values are kept as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,6 +20,10 @@ pub enum Packed {
     Float(Float, bool),
     /// Whole numbers to ±127, each head of a token with a scale.
     Whole,
+    /// So many steps from the least value of each head of a token to its largest; whether both and the step are kept in f16.
+    Range(u8, bool),
+    /// Blocks of 32 as llama.cpp has them.
+    Blocks(DType),
     /// Numbers of a narrow type, after a scale.
     Scaled(Storage),
     /// Eight bits of any kind: half a step of the coarsest.
@@ -52,7 +59,9 @@ const WHOLE_MAX: f64 = 127.0;
 const WHOLE_OF_FOUR: f64 = 7.0;
 /// Half a step of numbers of eight bits, of two of mantissa (e5m2), over the least number that has that step.
 const EIGHT_BITS: f64 = 1.0 / 8.0;
-/// The same of four bits (e2m1: 0, ½, 1, 1½, 2, 3, 4, 6) over the number in the middle, 2½ or 5.
+/// Half a step of the least numbers of e4m3, which a value that is kept without a scale is off by, however small it is.
+const LEAST: f64 = 1.0 / 1024.0;
+/// Half a step of numbers of four bits (e2m1: 0, ½, 1, 1½, 2, 3, 4, 6) over the number in the middle, 2½ or 5.
 const FOUR_BITS: f64 = 1.0 / 5.0;
 /// Roundings of f32 between a value and its place among the numbers: the scale, its inverse, the product.
 const ROUNDINGS: f64 = 4.0;
@@ -62,12 +71,24 @@ pub type Cached = [Option<Packed>; 2];
 
 /// All caches that are tried, the most exact first, each by what it is called; engines that keep keys alone or values alone in
 /// eight bits are rare.
-pub const CACHES: [(&str, Cached); 17] = [
+pub const CACHES: [(&str, Cached); 23] = [
     ("keys and values in fp8 (e4m3)", both(E4M3)),
     ("keys and values in fp8 (e5m2)", both(E5M2)),
     ("keys and values in fp8 (e4m3), a scale for each head and token", both(E4M3_SCALED)),
     ("keys and values in fp8 (e5m2), a scale for each head and token", both(E5M2_SCALED)),
     ("keys and values in int8, a scale for each head and token", both(Packed::Whole)),
+    ("keys and values in blocks of eight bits (Q8_0)", both(Packed::Blocks(DType::Q8_0))),
+    ("keys and values in blocks of four bits (Q4_0)", both(Packed::Blocks(DType::Q4_0))),
+    ("keys and values in uint8, a scale and a zero for each head and token", both(Packed::Range(255, false))),
+    (
+        "keys and values in uint8, a scale and a zero in f16 for each head and token",
+        both(Packed::Range(255, true)),
+    ),
+    ("keys and values in uint4, a scale and a zero for each head and token", both(Packed::Range(15, false))),
+    (
+        "keys and values in uint4, a scale and a zero in f16 for each head and token",
+        both(Packed::Range(15, true)),
+    ),
     ("keys in fp8 (e4m3)", [Some(E4M3), None]),
     ("keys in fp8 (e5m2)", [Some(E5M2), None]),
     ("keys in fp8 (e4m3), a scale for each head and token", [Some(E4M3_SCALED), None]),
@@ -108,13 +129,15 @@ impl Packed {
         match declared {
             None => true,
             Some(EightBits::Fp8) => matches!(self, Packed::Float(..)),
-            Some(EightBits::Int8) => self == Packed::Whole,
+            Some(EightBits::Int8) => {
+                matches!(self, Packed::Whole | Packed::Range(255, _) | Packed::Blocks(DType::Q8_0))
+            }
         }
     }
 
     fn bounded_by(self) -> Option<f64> {
         match self {
-            Packed::Float(..) | Packed::Whole => None,
+            Packed::Float(..) | Packed::Whole | Packed::Range(..) | Packed::Blocks(_) => None,
             Packed::Scaled(kept) => {
                 let digits = if kept == Storage::F16 { f16::MANTISSA_DIGITS } else { bf16::MANTISSA_DIGITS };
                 Some(1.0 / f64::from(1 << digits))
@@ -129,7 +152,7 @@ impl Packed {
         match self {
             Packed::Eight => Some(WHOLE_MAX),
             Packed::Four => Some(WHOLE_OF_FOUR),
-            Packed::Float(..) | Packed::Whole | Packed::Scaled(_) => None,
+            _ => None,
         }
     }
 
@@ -143,6 +166,9 @@ impl Packed {
                 self.bound((width, unit), values, error);
             }
             return;
+        }
+        if let Packed::Blocks(dtype) = self {
+            return cache_blocks::keep(dtype, values, error);
         }
         for (values, error) in values.chunks_mut(width).zip(error.chunks_mut(width)) {
             let largest = values.iter().fold(0.0, |max: f64, x| max.max(x.abs()));
@@ -159,7 +185,8 @@ impl Packed {
                         (nearest_of(x, 1.0).clamp(-WHOLE_MAX, WHOLE_MAX), 1.0)
                     });
                 }
-                Packed::Scaled(_) | Packed::Eight | Packed::Four => {}
+                Packed::Range(steps, in_half) => range((f64::from(steps), in_half), values, error),
+                Packed::Blocks(_) | Packed::Scaled(_) | Packed::Eight | Packed::Four => {}
             }
         }
     }
@@ -167,6 +194,7 @@ impl Packed {
     /// How far the values of one head (T, D) may be from what a bounded kind holds of them: half a step of a number, or of whole
     /// numbers at the scale of a token, or of a column.
     fn bound(self, (width, unit): (usize, f64), values: &[f64], error: &mut [f64]) {
+        let least = if self == Packed::Eight { LEAST } else { 0.0 };
         // A row of an infinite value has no scale, and gives a column none.
         let is_finite = |row: &[f64]| row.iter().all(|x| !x.is_infinite());
         let mut columns = vec![0.0f64; width];
@@ -178,7 +206,7 @@ impl Packed {
             let largest = row.iter().fold(0.0, |max: f64, x| max.max(x.abs()));
             for ((x, column), error) in row.iter().zip(&columns).zip(error) {
                 let of_whole = self.levels().map_or(0.0, |levels| largest.max(*column) / levels / 2.0);
-                *error += (unit * x.abs()).max(of_whole);
+                *error += (unit * x.abs()).max(of_whole).max(least);
             }
         }
     }
@@ -190,6 +218,18 @@ fn in_float(float: Float, value: f64) -> (f64, f64) {
     let exponent = if value == 0.0 { least } else { (value.abs().log2().floor() as i32).max(least) };
     let step = f64::from(exponent - mantissa).exp2();
     (nearest_of(value, step).clamp(-largest, largest), step)
+}
+
+/// Rounds the values of a head to so many steps from its least to its largest, which are known to f32, or kept in f16.
+fn range((steps, in_half): (f64, bool), values: &mut [f64], error: &mut [f64]) {
+    let kept = |x: f64| if in_half { half(x) } else { x };
+    let (least, largest) = values
+        .iter()
+        .fold((f64::INFINITY, f64::NEG_INFINITY), |(least, largest), x| (least.min(*x), largest.max(*x)));
+    let (least, step) = (kept(least), kept((largest - least) / steps));
+    values.iter_mut().for_each(|value| *value -= least);
+    each(values, error, step, |x| (nearest_of(x, 1.0).clamp(0.0, steps), 1.0));
+    values.iter_mut().for_each(|value| *value += least);
 }
 
 /// Rounds each value over `scale`; what lies in the middle between two numbers but for roundings of f32, and for how far the
@@ -242,11 +282,27 @@ mod tests {
     }
 
     #[test]
+    fn whole_numbers_may_have_a_zero() {
+        let given = [-1.0, 0.1, 0.6, 14.0];
+        let (values, error) = kept(Packed::Range(15, false), &given);
+        assert_eq!(values, [-1.0, 0.0, 1.0, 14.0]);
+        assert!(error.iter().all(|error| *error < 1e-5), "{error:?}");
+        let (values, _) = kept(Packed::Range(15, true), &[0.1, 0.4, 0.3]);
+        let [least, step] = [0.1, 0.3 / 15.0].map(half);
+        assert_eq!(values, [least, least + 15.0 * step, least + 10.0 * step]);
+        let (values, _) = kept(Packed::Range(255, false), &[3.0, 3.0]);
+        assert_eq!(values, [3.0, 3.0]);
+    }
+
+    #[test]
     fn what_nobody_knows_is_bounded() {
         let (values, error) = kept(Packed::Scaled(Storage::F16), &[2.0, -0.5]);
         assert_eq!((values, error), (vec![2.0, -0.5], vec![2.0 / 2048.0, 0.5 / 2048.0]));
         let (_, error) = kept(Packed::Eight, &[25.4, 0.01]);
         assert!((error[0] - 25.4 / 8.0).abs() < 1e-12 && (error[1] - 0.1).abs() < 1e-12, "{error:?}");
+        // Without a scale nothing is nearer than the least numbers are to each other.
+        let (_, error) = kept(Packed::Eight, &[1e-4]);
+        assert_eq!(error, [1.0 / 1024.0]);
         // Of four bits whole numbers at the scale of a row, or of a column.
         let mut error = vec![0.0; 4];
         Packed::Four.keep([1, 1, 2, 2], &mut [14.0, 0.1, 0.7, 0.1], &mut error);

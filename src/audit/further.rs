@@ -5,11 +5,14 @@ use parity_graph::Op;
 
 use super::node::{Hypothesis, settled};
 use super::stored::Narrowed;
-use super::tokens::Tokens;
+use super::tokens::{Tokens, spread};
+use crate::arithmetic::Flash;
 use crate::ops::{Args, Check, Rule, problem};
 
 /// Of so many outputs of a product one is looked at: first, and where that does not show it.
 const ONE_OF: [usize; 2] = [64, 4];
+/// Tokens of attention that are looked at first.
+const TOKENS: usize = 8;
 /// How many times further the outputs must be: sums in another order differ by far less.
 const CLEARLY: f64 = 2.0;
 
@@ -21,9 +24,16 @@ pub fn is_further(
     tried: &[Hypothesis],
     most: f64,
 ) -> bool {
-    // Of a device's kernels others may be taken than those that are tried, and attention has a judge of its own.
-    let is_own = rule.op == Op::FlashAttn || tried.iter().any(Hypothesis::is_unordered);
-    if is_own || matches!(rule.check, Check::Choice(_)) || recorded.len() != args.elements() {
+    // Of a device's kernels others may be taken than those that are tried.
+    let is_attention = rule.op == Op::FlashAttn;
+    let is_of_a_device = |one: &Hypothesis| {
+        matches!(one.arithmetic.flash, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(_))
+    };
+    let on_device = |one: &Hypothesis| one.is_unordered() || is_attention && is_of_a_device(one);
+    if tried.iter().any(on_device)
+        || matches!(rule.check, Check::Choice(_))
+        || recorded.len() != args.elements()
+    {
         return false;
     }
     let is_far = |exact: Vec<f64>, at: &dyn Fn(usize) -> usize| {
@@ -31,7 +41,17 @@ pub fn is_further(
         squares.filter(|square| square.is_finite()).sum::<f64>() > CLEARLY * most
     };
     if let Some(tokens) = Tokens::of(rule, args, recorded) {
-        let (all, inner) = ((0..tokens.count()).collect(), tokens.inner());
+        let inner = tokens.inner();
+        if is_attention {
+            let some = spread(&(0..tokens.count()).collect::<Vec<usize>>(), TOKENS);
+            let order: Vec<usize> = some.iter().copied().collect();
+            let at = |i: usize| order[i / inner] * inner + i % inner;
+            let is_far = |args: &Args<'_, f64>| is_far(settled(rule, args, &[]).unwrap_or_default(), &at);
+            if tokens.with(&some, |args| in_all(rule, args, tried, &is_far)) {
+                return true;
+            }
+        }
+        let all = (0..tokens.count()).collect();
         for outputs in ONE_OF.into_iter().filter_map(|one_of| tokens.outputs(inner.div_ceil(one_of))) {
             let at = |i: usize| i / outputs.len() * inner + outputs[i % outputs.len()];
             let is_far = |args: &Args<'_, f64>| is_far(unsettled(rule, args).unwrap_or_default(), &at);
@@ -67,6 +87,22 @@ pub fn distance(
     let (all, inner) = ((0..tokens.count()).collect(), tokens.inner());
     let at = |i: usize| i / outputs.len() * inner + outputs[i % outputs.len()];
     tokens.with_outputs(&all, Some(&outputs), |args| nearest(args, &at))
+}
+
+/// How many times more elements another arithmetic must leave unexplained.
+const FEW: usize = 2;
+
+/// Whether an arithmetic comes nearer to what was recorded than another, by how many elements each leaves unexplained, and its
+/// squared distance. Of several that do not explain a node the one that comes nearest is shown: what explains all but one row
+/// of it, however far that is off. Where either leaves most elements unexplained, how many fall within a bound by chance says
+/// nothing.
+pub fn is_nearer((ours, own): (usize, f64), (theirs, other): (usize, f64)) -> bool {
+    match (ours, theirs) {
+        (ours, theirs) if FEW * ours < theirs => true,
+        (ours, theirs) if FEW * theirs < ours => false,
+        // The distance decides, and not its share of a bound, which is wider in one arithmetic than in another.
+        _ => own < other,
+    }
 }
 
 /// How far what was recorded is from exact values, each squared, which stand `at` other places of the whole.

@@ -21,7 +21,7 @@ mod factor_of_scores;
 mod finding;
 mod findings;
 mod form;
-mod further;
+pub mod further;
 mod fused_ops;
 mod graphs;
 mod history;

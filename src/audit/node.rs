@@ -7,6 +7,7 @@ use rayon::prelude::*;
 
 use super::audit_rows::AuditRows;
 use super::bridge::carry;
+use super::further::is_nearer;
 use super::likely::likely;
 use super::sample::attention;
 use super::stored::Narrowed;
@@ -181,9 +182,6 @@ pub fn judge(
     judge_each(rule, args, recorded, sight, tried)
 }
 
-/// How many times more elements another arithmetic must leave unexplained.
-const FEW: usize = 2;
-
 /// As [`judge`], each of `tried` in full.
 pub(super) fn judge_each(
     rule: &Rule,
@@ -216,15 +214,8 @@ pub(super) fn judge_each(
         if !is_taken {
             continue;
         }
-        // Of several that do not explain it the one that comes nearest is shown: what explains all but one row of it, however
-        // far that is off. Where either leaves most elements unexplained, how many fall within a bound by chance says nothing.
-        let is_nearer = |best: &Held| match (held.beyond.len(), best.beyond.len()) {
-            (ours, theirs) if FEW * ours < theirs => true,
-            (ours, theirs) if FEW * theirs < ours => false,
-            // The distance decides, and not its share of a bound, which is wider in one arithmetic than in another.
-            _ => held.squares[0] < best.squares[0],
-        };
-        if best.as_ref().is_none_or(is_nearer) {
+        let by = |held: &Held| (held.beyond.len(), held.squares[0]);
+        if best.as_ref().is_none_or(|best| is_nearer(by(&held), by(best))) {
             best = Some(Held { arithmetic: None, computed_in: None, ..held });
         }
     }

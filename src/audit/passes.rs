@@ -221,7 +221,10 @@ impl<'a> Passes<'a> {
             return Ok(());
         }
         let shown = shown_products::operands(findings, graphs).filter(|_| assumed.kept == Storage::F32);
-        let mut simulated = simulate::simulate(steps, graphs, gguf, (assumed.kept, shown), &all)?;
+        // What nothing explains of products that were recorded does not explain those that were not.
+        let is_hopeless = shown_products::are_unexplained(findings, graphs);
+        let mut simulated =
+            simulate::simulate(steps, graphs, gguf, (assumed.kept, shown), (&all, is_hopeless))?;
         unlike::take(findings, &mut simulated);
         simulated.iter().for_each(|(id, simulated)| findings.at(*id).settle(*simulated));
         self.prefer_plain(assumed, &simulated, findings)?;
@@ -346,7 +349,7 @@ impl<'a> Passes<'a> {
         let mut findings = Findings { order: order(graphs, &|_| true), ..Findings::default() };
         let mut devices = Devices::knowing(naming.and_then(|naming| naming.usual));
         let mut pending = Pending::default();
-        let of_f32 = kinds::of_f32(steps, graphs, assumed.kept);
+        let of_f32 = kinds::OfF32::of(steps, graphs, assumed.kept);
         for (&(step, labelled), needed) in graphs.iter().zip(needed(steps, graphs, wants)) {
             let (findings, devices, pending) = (&mut findings, &mut devices, &mut pending);
             let here = |id: Checkpoint| wants(id) && in_step(step, id);

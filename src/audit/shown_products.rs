@@ -1,13 +1,14 @@
 //! What the recorded products of an engine show its products to be computed in, so that others, which were not recorded, are
 //! held to the same.
 
-use indexmap::IndexMap;
+use indexmap::{IndexMap, IndexSet};
 
 use super::node::{IN_F32, ON_CPU};
 use super::storage_types::{CANDLE, IN_BETTER, IN_ROWS, ON_CANDLE, PRODUCTS};
 use super::{Finding, Findings, Labelled};
 use crate::arithmetic::round::Rounding;
 use crate::arithmetic::{Arithmetic, Narrow, Operands};
+use crate::checkpoint::Checkpoint;
 use crate::engine::op_by_op::dtype;
 use crate::gguf::DType;
 use crate::numerics::Products;
@@ -67,6 +68,21 @@ pub fn usual(findings: &Findings, graphs: &[(usize, &Labelled)]) -> Option<&'sta
 pub fn are_of_eleven_bits(findings: &Findings, graphs: &[(usize, &Labelled)]) -> bool {
     let is_narrow = |name| matches!(of_name(name), Some(Operands::Both(Narrow::F16 | Narrow::Tf32)));
     recorded(findings, graphs).any(|(name, weight)| is_as_f16(name, weight) || is_narrow(name))
+}
+
+/// Products that must be wrong by themselves for them to be the engine's arithmetic, and what share of those recorded.
+const WRONG_MIN: usize = 4;
+const MOST: [usize; 2] = [3, 4];
+
+/// Whether nothing explains most of the products that were recorded with all that they read, nor has a mistake in them a name.
+pub fn are_unexplained(findings: &Findings, graphs: &[(usize, &Labelled)]) -> bool {
+    let all: IndexSet<Checkpoint> =
+        graphs.iter().flat_map(|(_, labelled)| labelled.products()).map(|(_, id)| id).collect();
+    let found = all.iter().filter_map(|id| findings.nodes.get(id));
+    let judged: Vec<&Finding> = found.filter(|one| one.judged > 0 && one.bridged.is_empty()).collect();
+    let wrong = judged.iter().filter(|found| found.is_wrong()).count();
+    let is_named = judged.iter().any(|found| !found.diagnosis().0.is_empty());
+    !is_named && wrong >= WRONG_MIN && MOST[1] * wrong >= MOST[0] * judged.len()
 }
 
 /// What explains the products that were recorded with all that they read, by its name, and the type of their weight.

@@ -142,6 +142,8 @@ pub fn describe(rows: &Rows<'_>) -> String {
     let (mut wrong, all) = (rows.wrong(), rows.count());
     parts.push(match wrong.len() {
         0 => "no value is wrong by itself, what many of them have in common is".to_owned(),
+        1 if all == 1 => "the only row is wrong".to_owned(),
+        1 => format!("1 of {all} rows is wrong (position {})", rows.spell(&wrong)),
         n if n == all => format!("all {all} rows are wrong"),
         n => format!("{n} of {all} rows are wrong (positions {})", rows.spell(&wrong)),
     });

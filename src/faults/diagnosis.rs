@@ -8,6 +8,7 @@ use super::described::{Rows, describe, recognised};
 use super::sample::{Sample, within};
 use super::trial::{Base, Explained, PARTIAL, PROMISING, Trial, WEIGHT_MAX, finite};
 use super::{between, guessed, precision, ranks, rolled_back};
+use crate::audit::further::is_nearer;
 use crate::audit::{Named, Names, Suspect};
 use crate::report::{Diagnosis, Tried};
 use crate::watch;
@@ -111,14 +112,16 @@ impl<'s, 'a> Trial<'s, 'a> {
         self.rows(&evidence).map(|rows| describe(&rows))
     }
 
-    /// Which of [`Trial::base`] leaves least; of a large node on the sample, though chance decides between those that are alike.
+    /// Which of [`Trial::base`] comes nearest; of a large node on the sample, though chance decides between those that are alike.
     fn least(&self, sample: Option<&Sample<'_, '_>>) -> usize {
         let sample = sample.filter(|_| self.work() > PAIR_WORK_MAX);
         let left = |at: usize| {
             let on_sample = sample.and_then(|sample| sample.left_in(&self.hypotheses().nth(at)?.arithmetic));
-            on_sample.or_else(|| Some(self.beside(self.base(at)?.1).0)).unwrap_or(f64::INFINITY)
+            let on_all = || self.base(at).map(|(_, base)| (self.beyond(base), self.beside(base).0));
+            Some((at, on_sample.map(|left| (0, left)).or_else(on_all)?))
         };
-        (0..=self.others.len()).min_by(|a, b| left(*a).total_cmp(&left(*b))).unwrap_or(0)
+        let nearer = |a: (usize, _), b: (usize, _)| if is_nearer(b.1, a.1) { b } else { a };
+        (0..=self.others.len()).filter_map(left).reduce(nearer).map_or(0, |(at, _)| at)
     }
 
     /// Mistakes in nodes before it that were not recorded, where what can happen to any value is all that was `found` and leaves

@@ -258,6 +258,12 @@ impl<'s, 'a> Trial<'s, 'a> {
         off.is_finite() && (self.suspect.allowed.is_some() || off <= bound)
     }
 
+    /// How many elements are beyond what rounding explains beside that.
+    pub fn beyond(&self, base: &Base) -> usize {
+        let all = self.suspect.recorded.iter().zip(base.exact.iter().zip(&base.bound)).enumerate();
+        all.filter(|(i, (x, (y, bound)))| self.suspect.looks_at(*i) && !((*x - *y).abs() <= **bound)).count()
+    }
+
     /// The squared differences of what was recorded from what a mistake comes to, and whether bounds explain each.
     pub fn beside(&self, base: &Base) -> (f64, bool) {
         let (mut left, mut whole) = (0.0, true);

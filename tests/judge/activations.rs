@@ -69,6 +69,10 @@ fn is_product(id: Checkpoint) -> bool {
     matches!(id.kind(), QProj | KProj | VProj | AttnOut | FfnGate | FfnUp | FfnOut | Logits)
 }
 
+fn is_of_feed_forward(id: Checkpoint) -> bool {
+    matches!(id.kind(), Kind::FfnGate | Kind::FfnUp | Kind::FfnOut)
+}
+
 fn of_modules(id: Checkpoint) -> bool {
     use Kind::{AttnCtx, AttnResidual, FfnAct, KRope, QRope};
     !matches!(id.kind(), QRope | KRope | AttnCtx | AttnResidual | FfnAct)
@@ -76,12 +80,22 @@ fn of_modules(id: Checkpoint) -> bool {
 
 /// What an audit says of an engine whose products are these, and whose values of one node are off by a factor.
 fn judged(
+    recorded: (&[usize], Element),
+    how: (Quantised, Sum),
+    spoiled: (&dyn Fn(Checkpoint) -> bool, &str, f64),
+) -> Audited {
+    judged_where(&is_product, recorded, how, spoiled)
+}
+
+/// The same of an engine that has some of its products so.
+fn judged_where(
+    is_so: &dyn Fn(Checkpoint) -> bool,
     (steps, kept): (&[usize], Element),
     (quantised, sum): (Quantised, Sum),
     (some, spoiled, factor): (&dyn Fn(Checkpoint) -> bool, &str, f64),
 ) -> Audited {
     let computes = |id: Checkpoint, args: &Args<'_, f64>| {
-        let mut values = is_product(id).then(|| product(args, quantised, sum))?;
+        let mut values = is_so(id).then(|| product(args, quantised, sum))?;
         if id.to_string() == spoiled {
             values.iter_mut().step_by(3).for_each(|value| *value *= factor);
         }
@@ -156,11 +170,27 @@ fn sums_in_f16_are_no_mistake() {
     }
 }
 
-/// Of layers alone nothing shows what products round.
+/// Of layers alone nothing shows what products round. What an engine of bf16 rounds itself hides it in most rows.
 #[test]
 fn outputs_of_layers_of_such_engines_are_undecided() {
     let layers = |id: Checkpoint| matches!(id.kind(), Kind::Embed | Kind::LayerOut);
     let in_rows: Quantised = |row| groups(row, row.len(), |scale| scale);
-    let audited = judged((&[20], Element::F32), (in_rows, exactly), (&layers, "", 1.0));
-    assert_eq!(audited.code, 2, "{}", says(&audited));
+    for (tokens, kept) in [(20, Element::F32), (100, Element::Bf16)] {
+        let audited = judged((&[tokens], kept), (in_rows, exactly), (&layers, "", 1.0));
+        assert_eq!(audited.code, 2, "{kept:?}: {}", says(&audited));
+    }
+}
+
+#[test]
+fn an_engine_may_have_them_in_its_feed_forward_blocks_alone() {
+    for (name, quantised) in sample("in feed-forward blocks", 2, FORMS) {
+        let found = |spoiled: &str| {
+            let recorded: (&[usize], Element) = (&[20], Element::F32);
+            judged_where(&is_of_feed_forward, recorded, (quantised, exactly), (&|_| true, spoiled, 1.5))
+        };
+        let audited = found("");
+        assert_eq!(audited.code, 2, "{name}: {}", says(&audited));
+        let audited = found("blk.2.ffn_up");
+        assert_eq!((audited.code, &audited.first[..]), (1, "blk.2.ffn_up"), "{name}: {}", says(&audited));
+    }
 }

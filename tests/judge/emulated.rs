@@ -199,12 +199,20 @@ fn between(row: &mut [f32], levels: f32) {
     row.iter_mut().for_each(|x| *x = ((*x - least) / step).round() * step + least);
 }
 
-const CACHES: [(&str, Cache); 5] = [
+/// The same of each half of a head: a form that is none of those that are followed.
+fn between_in_halves(row: &mut [f32], levels: f32) {
+    let half = row.len() / 2;
+    row.chunks_mut(half).for_each(|half| between(half, levels));
+}
+
+const CACHES: [(&str, Cache); 7] = [
     ("fp8 (e4m3)", |row| row.iter_mut().for_each(|x| *x = float(*x, 3, -6))),
     ("fp8 (e5m2)", |row| row.iter_mut().for_each(|x| *x = float(*x, 2, -14))),
     ("fp8 (e4m3), a scale", |row| scaled(row, 448.0, |x| float(x, 3, -6))),
     ("fp8 (e5m2), a scale", |row| scaled(row, 57_344.0, |x| float(x, 2, -14))),
     ("int8, a scale", |row| scaled(row, 127.0, f32::round)),
+    ("uint8, a scale and a zero", |row| between(row, 255.0)),
+    ("uint4, a scale and a zero", |row| between(row, 15.0)),
 ];
 
 #[test]
@@ -282,7 +290,7 @@ fn a_prompt_may_be_computed_before_its_keys_are_kept_in_eight_bits() {
 #[test]
 fn a_declared_cache_of_another_form_after_such_a_prompt_is_undecided() {
     let computes = |id: Checkpoint, args: &Args<'_, f64>| {
-        let cache: Cache = if args.shape[1] > 1 { |_| () } else { |row| between(row, 255.0) };
+        let cache: Cache = if args.shape[1] > 1 { |_| () } else { |row| between_in_halves(row, 255.0) };
         (id.kind() == Kind::AttnCtx).then(|| attention(args, [cache; 2], 1.0))
     };
     let engine = engine(Element::F32, &computes, &|_| true);
@@ -335,11 +343,11 @@ fn keys_alone_may_be_kept_in_eight_bits() {
 }
 
 /// Caches whose form is none of those that are followed: of four bits, whose numbers repeat, and of eight between the least and
-/// the largest value. A mistake that scores have in common is none of them.
+/// the largest value of half a head. A mistake that scores have in common is none of them.
 #[test]
 fn caches_of_other_forms_are_undecided() {
-    let of_four: Cache = |row| between(row, 15.0);
-    let of_eight: Cache = |row| between(row, 255.0);
+    let of_four: Cache = |row| between_in_halves(row, 15.0);
+    let of_eight: Cache = |row| between_in_halves(row, 255.0);
     let as_they_are: Cache = |_| ();
     let cases = [
         (Element::F32, [of_four; 2], "a cache of 4 bits"),
@@ -375,7 +383,7 @@ const EVIDENCE: [Evidence; 3] = [
 #[test]
 fn caches_before_nodes_further_on_are_found() {
     let as_they_are: Cache = |_| ();
-    let of_eight: Cache = |row| between(row, 255.0);
+    let of_eight: Cache = |row| between_in_halves(row, 255.0);
     let [modules, layers, logits] = EVIDENCE;
     let cases = CACHES.into_iter().map(|cache| (modules, cache));
     let cases = cases.chain([(layers, CACHES[4]), (logits, CACHES[0])]);

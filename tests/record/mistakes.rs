@@ -32,7 +32,7 @@ fn a_row_that_nobody_wrote_is_located() {
     let Audited { code, first, report, .. } = audit("row", "F16");
     assert_eq!((code, first.as_str()), (1, "blk.0.ffn_act"), "{report:#}");
     let text = report["first_divergence"]["residual"].as_str().unwrap();
-    assert!(text.contains("1 of 3 rows are wrong (positions 2)"), "{text}");
+    assert!(text.contains("1 of 3 rows is wrong (position 2)"), "{text}");
 }
 
 #[test]

@@ -32,8 +32,10 @@ const MOST: [usize; 2] = [3, 4];
 const SOME: [usize; 2] = [1, 4];
 /// Kinds of nodes that must be off: one alone may be a mistake in all layers.
 const KINDS_MIN: usize = 2;
+/// Kinds that are enough where all others are left as they are: the products of a feed-forward block.
+const KINDS_ALONE: usize = 3;
 /// How many times as far off as the usual one of its kind a node may be: they use up their bounds alike within that.
-const NEAR: f64 = 3.0;
+pub(super) const NEAR: f64 = 3.0;
 /// Rows of a product that are looked at.
 const ROWS: usize = 8;
 /// Products that are.
@@ -129,7 +131,7 @@ impl Passes<'_> {
         let are_most = if is_narrow {
             kinds.len() >= KINDS_MIN
         } else {
-            are_many && are(off_in_all, MOST, behind.len())
+            are_many && (whole >= KINDS_ALONE || are(off_in_all, MOST, behind.len()))
         };
         // Where nearly all are sums in parts of f16 what is barely wrong has more of them.
         let in_parts =

@@ -24,7 +24,8 @@ use crate::watch;
 pub const SCATTERED: f64 = 4.0;
 
 /// Simulates what lies before `open` nodes, for an engine that keeps its values in `kept`; of the arithmetics that it may
-/// have, the one that explains most: of those whose products are computed as the recorded ones are `shown` to be.
+/// have, the one that explains most: of those whose products are computed as the recorded ones are `shown` to be. Of an engine whose
+/// recorded products nothing explains none is looked for.
 ///
 /// # Errors
 /// Those of the machine.
@@ -33,7 +34,7 @@ pub fn simulate(
     graphs: &[(usize, &Labelled)],
     gguf: &Gguf,
     (kept, shown): (Storage, Option<Shown>),
-    open: &IndexSet<Checkpoint>,
+    (open, is_hopeless): (&IndexSet<Checkpoint>, bool),
 ) -> Result<IndexMap<Checkpoint, Simulated>> {
     // Blocks of eight bits are no more f32 than other narrow operands are.
     let is_f32 = |one: &Arithmetic| {
@@ -42,7 +43,9 @@ pub fn simulate(
     };
     let is_known = |one: &Arithmetic| is_f32(one) || kept != Storage::F32 || possible::declares_narrow(steps);
     let two_products = steps.declared().and_then(attentions::in_two_products);
-    let tried = possible::arithmetics(steps, (kept, shown), two_products);
+    let mut tried = possible::arithmetics(steps, (kept, shown), two_products);
+    // As it is, and in the type that its values are kept in.
+    tried.truncate(if is_hopeless { 2 } else { usize::MAX });
     let attention = two_products.map(|one| one.flash);
     let stretch = Stretch { is_known: &is_known, shown, attention, ..Stretch::of_known(steps, graphs, gguf) };
     let attending = stretch.attending(open);
