@@ -38,6 +38,10 @@ pub fn widen(rule: &Rule, args: &Args<'_, f64>, exact: &[f64], bound: &mut [f64]
         if !is_one_step(&rule.op) && !is_followed(&rule.op, args.arithmetic) {
             add_errors_of_sources(rule, args, exact, bound, |x| STEPS * storage(dtype, x));
         }
+        // The sigmoid, its product with the gate, and up + 1 are no sources.
+        if rule.op == Op::SwigluOai {
+            bound.iter_mut().zip(exact).for_each(|(bound, y)| *bound += STEPS * storage(dtype, *y));
+        }
     }
     let Some(kept) = args.arithmetic.recorded else { return };
     let unit = storage_unit(kept);
@@ -175,9 +179,10 @@ pub fn shown(steps: &dyn Steps, graphs: &[(usize, &Labelled)]) -> Storage {
     if let Some((step, labelled)) = graphs.first() {
         let sees_one = steps.positions(*step) == [0];
         for (id, checkpoint) in labelled.nodes() {
-            // A table row shows the type of the table, and what sees one position alone that of its cache.
-            let is_row = labelled.program.graph.get(id).op == Op::GetRows;
-            if is_row || sees_one && attends(checkpoint.kind()) {
+            // A table row shows the type of the table, and what sees one position alone that of its cache; indices show nothing.
+            let tensor = labelled.program.graph.get(id);
+            let is_given = tensor.op == Op::GetRows || tensor.dtype == "i32";
+            if is_given || sees_one && attends(checkpoint.kind()) {
                 continue;
             }
             let Some(recorded) = steps.tensor(*step, checkpoint) else { continue };

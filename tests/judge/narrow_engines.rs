@@ -296,3 +296,27 @@ fn products_may_be_narrow_in_a_prompt_alone() {
     let audited = found("blk.2.ffn_gate");
     assert_eq!((audited.code, &audited.first[..]), (1, "blk.2.ffn_gate"), "{}", audited.report);
 }
+
+/// Which experts were chosen is told by what follows, in whole numbers, which are numbers of bf16 too: they make no engine of f32
+/// one of bf16, whose roundings would hide a mistake.
+#[test]
+fn chosen_experts_show_no_type() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model.gguf");
+    fill_with(&head("qwen3moe-moe"), &model, |x| x);
+    for (factor, wanted) in [(1.0, (0, "")), (1.01, (1, "blk.1.layer_out"))] {
+        let computes = |id: Checkpoint, args: &Args<'_, f64>| {
+            let is_wrong = id.to_string() == "blk.1.attn_out" && factor != 1.0;
+            let values = || compute::<f64>(rule(&Op::MulMat).unwrap(), args).unwrap();
+            is_wrong.then(|| values().into_iter().map(|value| factor * value).collect())
+        };
+        let some = |id: Checkpoint| matches!(id.kind(), Kind::Embed | Kind::LayerOut | Kind::Logits);
+        let kept = Element::F32;
+        let engine =
+            Engine { kept, computes: &computes, some: &some, arithmetic: Arithmetic::EXACT, stores: |x| x };
+        let dump = folder.path().join(format!("dump-{factor}"));
+        engine.record(&model, 24, &dump);
+        let found = audit(&dump, &model, &["--allow-missing", "--numerics", "f32"]);
+        assert_eq!((found.code, &found.first[..]), wanted, "{factor}: {}", found.report);
+    }
+}

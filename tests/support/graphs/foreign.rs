@@ -35,6 +35,7 @@ impl Engine<'_> {
     /// A dump of several steps over so many tokens each.
     pub fn record_steps(&self, model: &Path, steps: &[usize], dump: &Path) {
         let gguf = Gguf::open(model).unwrap();
+        let vocabulary = gguf.weight("token_embd.weight").unwrap().rows() as u32;
         let narrow = match self.kept {
             Element::F32 => Storage::F32,
             Element::F16 => Storage::F16,
@@ -47,8 +48,8 @@ impl Engine<'_> {
         let how = How { kept, mistake, some: &is_exposed, stores: self.stores, ..How::healthy() };
         let mut first = 0;
         for &count in steps {
-            let tokens: Vec<u32> =
-                (first as u32..(first + count) as u32).map(|i| 10 + i * 37 % 500).collect();
+            let token = |i: u32| (10 + i * 37 % 500) % vocabulary;
+            let tokens: Vec<u32> = (first as u32..(first + count) as u32).map(token).collect();
             let built = build(&gguf, Shape::step(first, count, 256, true, Cache::F32)).unwrap();
             let given = inputs(&built, &tokens, first).unwrap();
             let step = Step { tokens: &tokens, first, graph: &built.graph, number: None, given: &given };
