@@ -7,6 +7,8 @@ from ._writer import MATRICES, DumpError, Writer
 
 # Axes of a row: what is left of a tensor's shape once its token axis is taken out.
 _HEADS = ("q", "k", "v", "q_norm", "k_norm", "q_rope", "k_rope")
+# How names of nodes begin that may have an axis of the chosen experts.
+_EXPERTS = "ffn_moe_"
 
 
 def save(tensors, path, tokens, producer="python", numerics=None, model=None, prompt=None, names=None,
@@ -47,7 +49,7 @@ def arrange(value, name, count, layouts):
     if layout is not None:
         return _by_layout(value, name, layout, kind in MATRICES)
     depth = 3 if kind in MATRICES + _HEADS else 2
-    while value.ndim > depth and value.shape[0] == 1:
+    while value.ndim > depth and value.shape[0] == 1 and not _is_of_experts(value, kind, count):
         value = value.map(lambda v: v[0])
     if kind in _HEADS and value.ndim == 3 and value.shape[0] != count and value.shape[1] == count:
         raise DumpError(
@@ -55,6 +57,11 @@ def arrange(value, name, count, layouts):
             f"expected; hint: layouts={{'{kind}': 'HTE'}}, or 'BHTE' with a leading 1"
         )
     return value
+
+
+def _is_of_experts(value, kind, count):
+    """Whether it is what the chosen experts of a decode step come to, (1, experts, F), and no batch of one text."""
+    return kind.startswith(_EXPERTS) and value.ndim == 3 and value.shape[0] == count != value.shape[1]
 
 
 def _by_layout(value, name, layout, matrix):
@@ -113,7 +120,8 @@ def _positions(steps, tokens, given, layouts):
 
 def _row_count(value, name, layouts):
     kind = name.split(".")[-1]
-    if kind in MATRICES or kind in _HEADS and value.ndim > 2 and not {name, kind} & set(layouts):
+    has_axes = kind in _HEADS or kind.startswith(_EXPERTS)
+    if kind in MATRICES or has_axes and value.ndim > 2 and not {name, kind} & set(layouts):
         return 0  # the other tensors of the step say it without doubt
     layout = layouts.get(name, layouts.get(kind))
     if layout is not None:

@@ -151,6 +151,14 @@ class Save(unittest.TestCase):
             dump.tensor("blk.0.ffn_out", values(1, 3))
         self.assertEqual(list(reading.steps(self.out)[0][1]), ["blk.0.ffn_out", "blk.0.ffn_out#2"])
 
+    def test_experts_of_a_decode_step(self):
+        prompt = {"embed": values(3, 4), "blk.0.ffn_moe_gate": values(3, 2, 5), "blk.0.ffn_moe_out": values(1, 3, 4)}
+        step = {"embed": values(1, 4), "blk.0.ffn_moe_gate": values(1, 2, 5), "blk.0.ffn_moe_out": values(1, 1, 4)}
+        parity_dump.save([prompt, step], self.out, [1, 2, 3, 4])
+        for (_, tensors), rows in zip(reading.steps(self.out), (3, 1)):
+            self.assertEqual(tensors["blk.0.ffn_moe_gate"][1].shape, (rows, 2, 5))
+            self.assertEqual(tensors["blk.0.ffn_moe_out"][1].shape, (rows, 4))
+
     def test_rows_of_a_tensor_that_some_steps_lack(self):
         with Writer(self.out, "mine") as dump:
             with dump.step([1, 2]):
