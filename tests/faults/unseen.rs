@@ -94,6 +94,7 @@ fn mistakes_between_modules_are_named_in_every_step() {
         ("rope.position_in_step", "blk.0.attn_out", "rope.position_in_step", ""),
         ("rope.decode_shift=-1@2", "blk.2.attn_out", "rope.decode_shift", ""),
         ("attn.window=4", "blk.0.attn_out", "attn.window", ""),
+        ("attn.window=7", "blk.0.attn_out", "attn.window", "the last 7 positions"),
         ("attn.no_mask", "blk.0.attn_out", "attn.no_mask", ""),
         ("attn.kv_first", "blk.0.attn_out", "attn.kv_first", ""),
         ("attn.head_order=7,6,5,4,3,2,1,0", "blk.0.attn_out", "attn.head_order", ""),

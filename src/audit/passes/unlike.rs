@@ -64,7 +64,7 @@ pub(super) fn is_in_any_order(finding: &Finding) -> bool {
 }
 
 /// Up to how many times its bound a node is barely wrong.
-pub(super) const BARELY: f64 = 2.0;
+pub const BARELY: f64 = 2.0;
 /// Share of the error that a mistake leaves nothing but rounding of.
 pub(super) const WHOLLY: f64 = 0.999;
 

@@ -21,6 +21,9 @@ const MISNAMED: &str = "linear.bias_included";
 /// An embedding that is multiplied by a constant.
 const SCALED: &str = "embed.scaled";
 
+/// A sliding window where there is none, or of another width.
+const WINDOW: &str = "attn.window";
+
 /// One mistake, in one node or in several that one piece of code or one part of the file serves.
 pub(super) struct Hypothesis {
     pub fault: Fault,
@@ -39,6 +42,7 @@ pub(super) fn hypotheses(suspect: &Suspect<'_>, replay: &Replay<'_>) -> Vec<Hypo
     }
     out.extend(of_products_with_bias(suspect, &scene, &replay.through));
     out.extend(of_scaled_embedding(graph, &scene, &replay.through));
+    out.extend(of_windows(suspect, &scene, &replay.through));
     let products: Vec<Id> =
         replay.through.iter().copied().filter(|&id| graph.get(id).op == Op::MulMatId).collect();
     let mut groups: Vec<Vec<Id>> = products.iter().map(|&product| vec![product]).collect();
@@ -98,6 +102,25 @@ fn of_scaled_embedding(graph: &Graph, scene: &Scene<'_>, through: &[Id]) -> Vec<
         Some(Hypothesis { nodes: vec![Rewrite { node: norm, change }], fault })
     };
     norms.filter_map(scaled).collect()
+}
+
+/// Rows from which on a window may be wrong before that shows beyond rounding.
+const BEFORE: u32 = 2;
+
+/// Windows of any width: the first row that one does not hold all of is the first that is wrong, or little before that, and stands
+/// at as many positions.
+fn of_windows(suspect: &Suspect<'_>, scene: &Scene<'_>, through: &[Id]) -> Vec<Hypothesis> {
+    let wrong = suspect.held.beyond.iter().map(|element| (suspect.position)(*element)).min();
+    // A first row sees one position, whatever its window is.
+    let Some(wrong) = wrong.filter(|wrong| *wrong > 0) else { return Vec::new() };
+    let of = |id: Id| {
+        let widths = (0..=BEFORE).filter_map(move |before| wrong.checked_sub(before));
+        widths.filter_map(move |width| {
+            let fault = fault::find(WINDOW)?.at(scene, id, &Argument::Number(f64::from(width)))?;
+            Some(Hypothesis { nodes: vec![fault.rewrite.clone()], fault })
+        })
+    };
+    through.iter().flat_map(|id| of(*id)).collect()
 }
 
 /// Mistakes of a matmul and of what adds its bias, which may be the suspect.
