@@ -20,6 +20,9 @@ use crate::gguf::Gguf;
 use crate::numerics::Storage;
 use crate::ops::Args;
 
+/// The axis of tokens, slowest first, of a node that has one value for each column of a token.
+const ROWS: usize = 2;
+
 /// The orders of experts, by step and node.
 pub type Orders = HashMap<(usize, Checkpoint), Tensor>;
 
@@ -44,8 +47,16 @@ pub fn told(
         let is_judged = findings.nodes.get(&order).is_some_and(|order| order.judged > 0);
         findings.order.contains(&order) && !is_judged
     };
-    let is_open =
-        |id: &Checkpoint| findings.nodes[id].undecided.is_some() && order_of(*id).is_some_and(is_unknown);
+    // What each of the chosen experts comes to lies in the order of these, which decides nothing about their sum.
+    let is_sum = |id: &Checkpoint| {
+        let nodes =
+            graphs.iter().flat_map(|(_, labelled)| labelled.nodes().map(move |node| (labelled, node)));
+        let mut own = nodes.filter(|(_, (_, known))| known == id);
+        own.all(|(labelled, (node, _))| labelled.axes[node] == Some(ROWS))
+    };
+    let is_open = |id: &Checkpoint| {
+        findings.nodes[id].undecided.is_some() && order_of(*id).is_some_and(is_unknown) && is_sum(id)
+    };
     let sums: HashSet<Checkpoint> = findings.nodes.keys().filter(|id| is_open(id)).copied().collect();
     if sums.is_empty() {
         return Ok(None);
