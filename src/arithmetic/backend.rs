@@ -22,8 +22,7 @@ impl Hypothesis {
     /// Whether a signed sum of the outputs of attention shows what it does not explain: rows must be computed one by one,
     /// with a softmax in f32.
     pub fn is_screened(&self) -> bool {
-        !matches!(self.arithmetic.flash, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(_))
-            && self.arithmetic.softmax == Softmax::F32
+        !self.arithmetic.flash.is_of_a_device() && self.arithmetic.softmax == Softmax::F32
     }
 
     /// Whether sums of products are followed step by step, which costs many times as much as to bound them.

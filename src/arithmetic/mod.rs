@@ -348,6 +348,13 @@ pub enum Functions {
     Rational,
 }
 
+impl Flash {
+    /// Whether it is a kernel of CUDA or Vulkan.
+    pub fn is_of_a_device(self) -> bool {
+        matches!(self, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(_))
+    }
+}
+
 impl Softmax {
     /// Nothing.
     pub const F32: Softmax = Softmax { scores: Storage::F32, steps: false, weights: Storage::F32 };
@@ -409,6 +416,7 @@ impl Arithmetic {
     /// Whether a device's roundings are followed.
     pub fn is_of_a_device(&self) -> bool {
         !matches!(self.operands, Operands::Exact | Operands::VecDot | Operands::Candle | Operands::Rows)
-            || matches!(self.flash, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(_) | Flash::Rounded(..))
+            || self.flash.is_of_a_device()
+            || matches!(self.flash, Flash::Rounded(..))
     }
 }

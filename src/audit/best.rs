@@ -232,7 +232,8 @@ impl Best {
     }
 
     /// Where what nobody `declared` explains half of the nodes of a kind, one that lies no further from it than a few times as far
-    /// as they do is no more wrong than they are: the engine may round a little more than that.
+    /// as they do is no more wrong than they are: the engine may round a little more than that. One that a known arithmetic comes
+    /// nearest to is allowed twice its bound.
     fn doubt_others(&mut self, undeclared: &IndexSet<Checkpoint>) {
         let mut kinds: IndexMap<Kind, (usize, usize, f64)> = IndexMap::new();
         for (id, found) in &self.nodes {

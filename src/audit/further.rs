@@ -6,7 +6,6 @@ use parity_graph::Op;
 use super::node::{Hypothesis, settled};
 use super::stored::Narrowed;
 use super::tokens::{Tokens, spread};
-use crate::arithmetic::Flash;
 use crate::ops::{Args, Check, Rule, problem};
 
 /// Of so many outputs of a product one is looked at: first, and where that does not show it.
@@ -26,10 +25,8 @@ pub fn is_further(
 ) -> bool {
     // Of a device's kernels others may be taken than those that are tried.
     let is_attention = rule.op == Op::FlashAttn;
-    let is_of_a_device = |one: &Hypothesis| {
-        matches!(one.arithmetic.flash, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(_))
-    };
-    let on_device = |one: &Hypothesis| one.is_unordered() || is_attention && is_of_a_device(one);
+    let on_device =
+        |one: &Hypothesis| one.is_unordered() || is_attention && one.arithmetic.flash.is_of_a_device();
     if tried.iter().any(on_device)
         || matches!(rule.check, Check::Choice(_))
         || recorded.len() != args.elements()

@@ -15,7 +15,6 @@ use parity_graph::Op;
 /// The kinds of nodes that most need f32 for, of a recording of which some values are numbers of the type `kept`: those of steps
 /// of one row, which have kernels of their own (CUDA gives products of a prompt in bf16 and those of a decode step in f32), and
 /// those of others.
-#[derive(Default)]
 pub struct OfF32 {
     of_one_row: HashSet<Kind>,
     of_several: HashSet<Kind>,

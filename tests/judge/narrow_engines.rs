@@ -19,7 +19,7 @@ use crate::support::edited::{MODEL, undeclare, without_graph};
 use crate::support::graphs::foreign::Engine;
 use crate::support::graphs::record::{Mistake, record_as, record_some};
 use crate::support::graphs::{fill_with, head, recorded};
-use crate::support::program::{answer, audit};
+use crate::support::program::{Audited, answer, audit};
 
 /// To the nearest number of a type.
 type Round = fn(f32) -> f32;
@@ -200,6 +200,16 @@ fn a_prefill_and_decode_steps_may_be_computed_by_kernels_that_round_weights_othe
     }
 }
 
+/// What an audit says of an engine that runs steps of so many tokens, and whose nodes are `computes`' where it has any.
+fn audited_steps(model: &Path, steps: &[usize], kept: Element, computes: Mistake<'_>) -> Audited {
+    let arithmetic = Arithmetic::EXACT;
+    let engine = Engine { kept, computes, some: &|_| true, arithmetic, stores: |x| x };
+    let folder = tempfile::tempdir().unwrap();
+    let dump = folder.path().join("dump");
+    engine.record_steps(model, steps, &dump);
+    audit(&dump, model, &["--allow-missing"])
+}
+
 /// Values of Q6_K as vLLM decodes them: the product of scale and quant as a whole number, and that times d, each rounded to f16.
 fn decoded_in_half(block: &[u8]) -> Vec<f64> {
     let half = |x: f64| f16::from_f64(x).to_f64();
@@ -237,17 +247,7 @@ fn kernels_that_decode_tables_in_f16_are_no_mistake() {
             };
             Some(ids.iter().enumerate().flat_map(row).collect())
         };
-        let engine = Engine {
-            kept,
-            computes: &computes,
-            some: &|_| true,
-            arithmetic: Arithmetic::EXACT,
-            stores: |x| x,
-        };
-        let folder = tempfile::tempdir().unwrap();
-        let dump = folder.path().join("dump");
-        engine.record(model, 12, &dump);
-        let audited = audit(&dump, model, &["--allow-missing"]);
+        let audited = audited_steps(model, &[12], kept, &computes);
         let code = i32::from(!wanted.is_empty());
         assert_eq!(
             (audited.code, &audited.first[..]),
@@ -264,10 +264,9 @@ fn products_may_be_narrow_in_a_prompt_alone() {
     let brain = |x: f64| bf16::from_f64(x).to_f64();
     let found = |spoiled: &str| {
         let computes = |id: Checkpoint, args: &Args<'_, f64>| {
-            let is_weight = |args: &Args<'_, f64>| matches!(args.get(0).unwrap().data, Data::Weight(_));
-            let is_product =
-                args.sources.len() == 2 && args.shape[2] > 1 && args.get(0).is_some() && is_weight(args);
-            let is_product = is_product && id.kind() != Kind::Embed;
+            let is_of_weight = args.get(0).is_some_and(|source| matches!(source.data, Data::Weight(_)));
+            let is_several = args.sources.len() == 2 && args.shape[2] > 1;
+            let is_product = is_of_weight && is_several && id.kind() != Kind::Embed;
             let [w, x] =
                 is_product.then(|| [0, 1].map(|slot| args.get(slot).unwrap().values().into_owned()))?;
             let [_, _, tokens, outputs] = args.shape;
@@ -278,18 +277,7 @@ fn products_may_be_narrow_in_a_prompt_alone() {
                 |row: &[f64], w: &[f64]| row.iter().zip(w).map(|(x, w)| brain(*x) * brain(*w)).sum::<f64>();
             Some(rows.map(|(row, output)| brain(factor * sum(row, &w[output * k..][..k]))).collect())
         };
-        let kept = Element::F32;
-        let engine = Engine {
-            kept,
-            computes: &computes,
-            some: &|_| true,
-            arithmetic: Arithmetic::EXACT,
-            stores: |x| x,
-        };
-        let folder = tempfile::tempdir().unwrap();
-        let dump = folder.path().join("dump");
-        engine.record_steps(Path::new(MODEL), &[12, 1, 1, 1], &dump);
-        audit(&dump, Path::new(MODEL), &["--allow-missing"])
+        audited_steps(Path::new(MODEL), &[12, 1, 1, 1], Element::F32, &computes)
     };
     let audited = found("");
     assert_eq!((audited.code, &audited.first[..]), (0, ""), "{}", audited.report);
