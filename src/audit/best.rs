@@ -4,9 +4,10 @@ use indexmap::{IndexMap, IndexSet};
 
 use super::Steps;
 use super::finding::most;
-use super::passes::{APART, BARELY};
+use super::passes::{APART, BARELY, NEAR};
 use super::simulate::{Rows, SCATTER};
 use crate::checkpoint::{Checkpoint, Kind};
+use crate::numerics::Storage;
 use crate::ops::bound::{HEALTHY, UNIT_F32};
 
 /// What a simulation says of one recorded node.
@@ -76,13 +77,28 @@ impl Simulated {
         })
     }
 
+    /// Whether it is no further off than so many times what rounding explains.
+    pub fn is_within(&self, times: f64) -> bool {
+        self.over <= times * HEALTHY
+    }
+
+    /// Whether rounding explains it.
+    pub fn is_explained(&self) -> bool {
+        self.is_within(1.0)
+    }
+
+    /// Whether the roundings of an engine that keeps values in such a type hide in most rows what others, be it in eight bits, show.
+    pub fn is_hidden_in(&self, kept: Storage) -> bool {
+        kept != Storage::F32 && self.is_within(NEAR)
+    }
+
     /// The same where a row may be so many `times` further off than the furthest execution, and that much be rounding then: a
     /// value that falls to the next number of a narrow type in none of them.
     pub fn widened(self, times: f64) -> Simulated {
-        if !(self.over > HEALTHY && self.over <= times * HEALTHY) {
-            return self;
+        match !self.is_explained() && self.is_within(times) {
+            true => Simulated { band: self.band * self.over / HEALTHY, over: HEALTHY, ..self },
+            false => self,
         }
-        Simulated { band: self.band * self.over / HEALTHY, over: HEALTHY, ..self }
     }
 
     /// How much of the node may be rounding, so that mistakes still show.
@@ -139,14 +155,9 @@ fn explains_most(rows: &[Row], is_beyond: &dyn Fn(&Row) -> bool) -> bool {
         && several.iter().all(|[explained, beyond]| *beyond == 0 || explained > beyond)
 }
 
-/// Whether rounding explains a node.
-fn is_explained(found: &Simulated) -> bool {
-    found.over <= HEALTHY
-}
-
 /// Whether it does, and is so little that mistakes show.
 fn is_settled(found: &Simulated) -> bool {
-    is_explained(found) && found.band <= found.most()
+    found.is_explained() && found.band <= found.most()
 }
 
 /// How many times more an arithmetic leaves of a node than the engine's own, where it is another one.
@@ -176,14 +187,14 @@ impl Best {
 
     /// Whether an arithmetic of f32 explains most of so many nodes.
     pub fn explains_most_in_f32(&self, all: usize) -> bool {
-        self.of_f32.iter().any(|found| 2 * found.values().filter(|found| is_explained(found)).count() > all)
+        self.of_f32.iter().any(|found| 2 * found.values().filter(|found| found.is_explained()).count() > all)
     }
 
     /// Takes what another arithmetic says where that is better.
     pub fn take(&mut self, all: IndexMap<Checkpoint, Simulated>) {
         for (&id, &found) in &all {
             // The first that explains it and hides nothing, otherwise the one that comes nearest.
-            let better = |known: &Simulated| match (is_explained(&found), is_explained(known)) {
+            let better = |known: &Simulated| match (found.is_explained(), known.is_explained()) {
                 // What comes much nearer is, and what may turn out to be the engine's is kept for that.
                 (true, true) if NEARER * found.usual <= known.usual => true,
                 (true, true) => !is_settled(known) && (is_settled(&found) || known.known && !found.known),
@@ -204,7 +215,7 @@ impl Best {
     /// nearer to them than f32, it is the engine's: another rounds what the engine does not, and is further off for that.
     pub fn settle(&mut self) {
         let explained = |all: &IndexMap<Checkpoint, Simulated>| -> Vec<Simulated> {
-            all.values().copied().filter(is_explained).collect()
+            all.values().copied().filter(Simulated::is_explained).collect()
         };
         let sharpest = self.of_f32.iter().max_by_key(|all| explained(all).len());
         let (healthy, furthest) = sharpest.map_or((0, 0.0), |all| {
@@ -224,7 +235,7 @@ impl Best {
             match in_f32(id).filter(|_| coarse < healthy) {
                 Some(in_f32) if !(in_f32.over <= APART * furthest) => *found = *in_f32,
                 // As all others, and but for what rounds in it.
-                Some(in_f32) if is_explained(in_f32) => found.known = healthy > 1,
+                Some(in_f32) if in_f32.is_explained() => found.known = healthy > 1,
                 _ => found.known = coarse > 1 && coarse >= healthy && are_nearer,
             }
         }
@@ -239,7 +250,7 @@ impl Best {
         for (id, found) in &self.nodes {
             let (explained, all, furthest) = kinds.entry(id.kind()).or_default();
             *all += 1;
-            if undeclared.contains(id) && is_explained(found) {
+            if undeclared.contains(id) && found.is_explained() {
                 (*explained, *furthest) = (*explained + 1, furthest.max(found.over));
             }
         }
@@ -256,7 +267,7 @@ impl Best {
 
 /// Whether nothing but an arithmetic explains it that nothing shows to be the engine's.
 pub fn is_of_unknown(found: &Simulated) -> bool {
-    !found.known && is_explained(found)
+    !found.known && found.is_explained()
 }
 
 /// Nodes of each kind that an arithmetic is tried on before all of them: an engine computes nodes of one kind alike in all

@@ -261,9 +261,20 @@ impl Finding {
     /// are left out of recordings as a rule: one op lies between them and what is recorded.
     pub fn is_blind(&self) -> bool {
         let crossed = self.bridged.iter().any(|id| !id.kind().is_optional());
-        crossed
-            && self.is_healthy()
-            && self.band().is_some_and(|band| !(band <= most(self.unit, self.narrow_cache)))
+        crossed && self.is_healthy() && self.band().is_some_and(|band| !(band <= self.most()))
+    }
+
+    /// How much of such a node may be a mistake, relative: what rounding explains of it. Where the arithmetic is the engine's, no more
+    /// than what its error does not show. `None` where that is too little for one.
+    pub fn hidden(&self) -> Option<f64> {
+        let local = self.audit().filter(|_| self.is_blind())?.local;
+        let band = local.bound_rel_l2?;
+        let hidden = if self.is_of_unknown { band } else { local.hides()?.min(band) };
+        Some(hidden).filter(|hidden| !(*hidden <= self.most()))
+    }
+
+    fn most(&self) -> f64 {
+        most(self.unit, self.narrow_cache)
     }
 
     /// The same node, not judged for want of something.

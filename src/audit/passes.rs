@@ -37,6 +37,7 @@ use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::numerics::Storage;
 use crate::watch;
+pub use activations::NEAR;
 pub use unlike::BARELY;
 
 /// What is assumed of a producer in one pass.

@@ -168,6 +168,18 @@ pub struct LocalError {
     pub arithmetic: Vec<String>,
 }
 
+/// A mistake m and a rounding r leave d² = m² + r² − 2mrc, so that m is at most d ⁄ √(1 − c²) whatever r is: with a cosine c of √3⁄2,
+/// and thousands of roundings that know nothing of the mistake hardly point in its direction at all, 2d. It is also what leads from
+/// one end of what rounding explains to the other.
+const IN_ONE_DIRECTION: f64 = 2.0;
+
+impl LocalError {
+    /// Up to what a mistake may move the node, relative, that its error does not show.
+    pub fn hides(&self) -> Option<f64> {
+        Some(IN_ONE_DIRECTION * self.over_bound.min(1.0) * self.bound_rel_l2?)
+    }
+}
+
 /// The parts of the difference between candidate and reference, each relative to ‖reference‖.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DifferenceParts {

@@ -344,8 +344,8 @@ fn by_carried(carried: &Carried, comparison: &Comparison, open: Why) -> (V, Why)
 /// Why nothing can be said of a node that was judged across others: what rounding explains of those is as much as
 /// mistakes come to.
 fn blind(own: &Finding) -> Option<String> {
-    let last = own.bridged.iter().rfind(|id| !id.kind().is_optional()).filter(|_| own.is_blind())?;
-    let band = own.band().unwrap_or(f64::NAN);
+    let band = own.hidden()?;
+    let last = own.bridged.iter().rfind(|id| !id.kind().is_optional())?;
     Some(match own.is_of_unknown() {
         true => format!(
             "only an arithmetic coarser than f32, which the dump does not declare, explains it: that rounds {band:.0e} of it, \

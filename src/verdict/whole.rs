@@ -118,17 +118,15 @@ fn unseen(entries: &[Entry]) -> Option<String> {
         return None;
     }
     // What is compared with a recording that hides a mistake agrees with it as well as the recording agrees with itself.
-    let bands = entries.iter().flat_map(|entry| {
-        let band = |local: &Option<LocalError>| local.as_ref().and_then(|local| local.bound_rel_l2);
-        let (candidate, reference) = (band(&entry.local.candidate), band(&entry.local.reference));
+    let limits = entries.iter().flat_map(|entry| {
+        let limit = |local: &Option<LocalError>| local.as_ref().and_then(LocalError::hides);
+        let (candidate, reference) = (limit(&entry.local.candidate), limit(&entry.local.reference));
         // The last of several that are alike is told: the candidate's.
-        [(" of the reference", reference), ("", candidate)].map(|(side, band)| Some((entry, side, band?)))
+        [(" of the reference", reference), ("", candidate)].map(|(side, limit)| Some((entry, side, limit?)))
     });
-    let (entry, side, band) = bands.flatten().max_by(|a, b| a.2.total_cmp(&b.2))?;
+    let (entry, side, limit) = limits.flatten().max_by(|a, b| a.2.total_cmp(&b.2))?;
     let judged = entries.iter().filter(|entry| entry.local.candidate.is_some()).count();
     let explained = format!("{} within what rounding explains", count(judged, "node"));
-    // A mistake may lead from one end of what rounding explains to the other.
-    let limit = 2.0 * band;
     Some(match limit < 1.0 {
         true => format!(
             "{explained}; a mistake{side} that moves {} by less than {limit:.0e} would not be seen",

@@ -35,7 +35,7 @@ const KINDS_MIN: usize = 2;
 /// Kinds that are enough where all others are left as they are: the products of a feed-forward block.
 const KINDS_ALONE: usize = 3;
 /// How many times as far off as the usual one of its kind a node may be: they use up their bounds alike within that.
-pub(super) const NEAR: f64 = 3.0;
+pub const NEAR: f64 = 3.0;
 /// Rows of a product that are looked at.
 const ROWS: usize = 8;
 /// Products that are.

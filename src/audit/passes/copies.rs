@@ -14,7 +14,6 @@ use super::super::best::{Simulated, scouts};
 use super::super::shown_products::Shown;
 use super::super::simulate::Stretch;
 use super::super::storage_types::products;
-use super::activations::NEAR;
 use super::mixed::crossed;
 use super::unlike::WHOLLY;
 use super::{APART, Assumed, Findings, Passes};
@@ -23,7 +22,6 @@ use crate::audit::Finding;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
 use crate::numerics::{Numerics, Products, Storage};
-use crate::ops::bound::HEALTHY;
 
 impl Passes<'_> {
     /// Takes wrong nodes that have no name, as most of their kind are wrong, for what an engine computes of such copies. Where nobody
@@ -48,18 +46,17 @@ impl Passes<'_> {
             return Ok(());
         }
         let as_is = self.known().explained(own, &wrong)?;
-        // Of an engine of a narrow type roundings hide in most rows what others show, be it in eight bits.
-        let hides = |found: &Simulated| assumed.kept != Storage::F32 && found.over <= NEAR * HEALTHY;
-        wrong.retain(|id| as_is.get(id).is_some_and(|found| !found.explains_most || hides(found)));
+        let is_open = |found: &Simulated| !found.explains_most || found.is_hidden_in(assumed.kept);
+        wrong.retain(|id| as_is.get(id).is_some_and(is_open));
         let mut likely = None;
         for (kept, own) in tried {
             let some = self.reading(kept).explained(own, &scouts(&wrong))?;
             // The first that explains all; else, of those that round all between, the first that explains any.
-            if some.values().all(explains) {
+            if some.values().all(Simulated::is_explained) {
                 likely = Some((kept, own));
                 break;
             }
-            if own.narrow != Storage::F32 && some.values().any(explains) {
+            if own.narrow != Storage::F32 && some.values().any(Simulated::is_explained) {
                 likely.get_or_insert((kept, own));
             }
         }
@@ -67,11 +64,11 @@ impl Passes<'_> {
         let all = self.reading(kept).explained(own, &wrong)?;
         // Where it explains half of them, one that lies no further from it than a few times as far as they do is no more wrong.
         let explained: Vec<f64> =
-            all.values().filter(|found| explains(found)).map(|found| found.over).collect();
+            all.values().filter(|found| found.is_explained()).map(|found| found.over).collect();
         let furthest = explained.iter().copied().fold(0.0, f64::max);
-        let times = if 2 * explained.len() >= all.len() { APART * furthest } else { HEALTHY };
+        let times = if 2 * explained.len() >= all.len() { APART * furthest } else { 1.0 };
         let all = all.into_iter().map(|(id, found)| (id, found.widened(times)));
-        for (id, mut found) in all.filter(|(_, found)| explains(found)) {
+        for (id, mut found) in all.filter(|(_, found)| found.is_explained()) {
             found.known = declared.is_some();
             findings.at(id).settle(found);
             findings.at(id).forget_names();
@@ -104,11 +101,6 @@ impl Passes<'_> {
         });
         wrong
     }
-}
-
-/// Whether what was simulated explains a node.
-fn explains(found: &Simulated) -> bool {
-    found.over <= HEALTHY
 }
 
 /// What an engine may compute in whose nodes read copies of a type: with operands of products and of attention alone rounded to it,

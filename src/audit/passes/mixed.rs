@@ -24,7 +24,7 @@ use crate::audit::{Finding, Labelled};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
 use crate::numerics::Storage;
-use crate::ops::bound::{HEALTHY, unit_of};
+use crate::ops::bound::unit_of;
 use crate::watch;
 
 /// What operands are rounded to, by what each of it tells from the others: kinds of rounding that agree but for halves, or the
@@ -118,7 +118,7 @@ impl Passes<'_> {
             let each = each.collect::<Result<Vec<_>>>()?;
             let nearest = each.iter().filter_map(|found| found.get(&first));
             let nearest = nearest.min_by(|a, b| a.over.total_cmp(&b.over));
-            if let Some(found) = nearest.filter(|found| !(found.over <= APART * HEALTHY)) {
+            if let Some(found) = nearest.filter(|found| !found.is_within(APART)) {
                 findings.at(first).settle(*found);
             }
         }
@@ -140,11 +140,11 @@ impl Passes<'_> {
         let is_sharp = |(id, found): &(&Checkpoint, &Simulated)| {
             plain.get(*id).is_some_and(|plain| NEARER * found.distance <= *plain)
         };
-        let sharp = explained.iter().filter(is_sharp).filter(|(_, found)| found.over <= SCATTERED * HEALTHY);
+        let sharp = explained.iter().filter(is_sharp).filter(|(_, found)| found.is_within(SCATTERED));
         taken.kinds.extend(sharp.map(|(id, _)| id.kind()));
         for (id, found) in &explained {
             let found = if is_sharp(&(id, found)) { found.widened(SCATTERED) } else { *found };
-            if found.over <= HEALTHY && (taken.kinds.contains(&id.kind()) || mix.kinds.is_empty()) {
+            if found.is_explained() && (taken.kinds.contains(&id.kind()) || mix.kinds.is_empty()) {
                 findings.at(*id).settle(found);
                 findings.at(*id).forget_names();
                 taken.nodes.insert(*id);
@@ -167,7 +167,7 @@ impl Passes<'_> {
         }
         let plain = stretch.explained(Arithmetic::EXACT, &only)?;
         let Some(plain) = plain.get(&id) else { return Ok(None) };
-        if plain.over <= HEALTHY {
+        if plain.is_explained() {
             return Ok(Some(Mix::none()));
         }
         let of_weights = classes.iter().filter(|kinds| !kinds.iter().any(|kind| attends(*kind))).count();

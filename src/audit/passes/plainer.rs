@@ -16,7 +16,6 @@ use crate::arithmetic::Arithmetic;
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use crate::numerics::Storage;
-use crate::ops::bound::HEALTHY;
 use crate::report::Diagnosis;
 
 /// Whether the first name of a node is a mistake, and neither what a product rounds nor what may happen to any value.
@@ -45,7 +44,7 @@ impl Passes<'_> {
         let Some(&first) = coarse.first() else { return Ok(()) };
         let in_f32 = |ids: &IndexSet<Checkpoint>| self.known().explained(Arithmetic::EXACT, ids);
         let bands = |found: &IndexMap<Checkpoint, Simulated>| -> HashMap<Checkpoint, f64> {
-            found.iter().filter(|(_, found)| !(found.over <= HEALTHY)).map(|(id, f)| (*id, f.band)).collect()
+            found.iter().filter(|(_, found)| !found.is_explained()).map(|(id, f)| (*id, f.band)).collect()
         };
         let of_first = bands(&in_f32(&IndexSet::from([first]))?);
         if of_first.is_empty() {
@@ -54,7 +53,7 @@ impl Passes<'_> {
         let names = self.named(assumed, &[first], (&of_first, findings), |_, _| true)?;
         let found = names.nodes.get(&first).map_or(&[][..], |finding| finding.diagnosis().0);
         // Of a node that the coarser one does not explain either nothing speaks for that.
-        let is_explained = simulated[&first].over <= HEALTHY;
+        let is_explained = simulated[&first].is_explained();
         if found.is_empty() || is_explained && !is_mistake(found) {
             return Ok(());
         }

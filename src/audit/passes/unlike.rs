@@ -12,7 +12,7 @@ use super::Findings;
 use super::packed::healthy_attention;
 use crate::checkpoint::Checkpoint;
 use crate::numerics::Storage;
-use crate::ops::bound::{HEALTHY, UNIT_F32};
+use crate::ops::bound::UNIT_F32;
 
 /// What such an attention needs.
 const NEEDS: &str = "attn_scores and attn_probs: what explains attention in the other layers does not explain it, and \
@@ -49,7 +49,7 @@ pub fn take(findings: &mut Findings, simulated: &mut IndexMap<Checkpoint, Simula
     for id in hiding {
         let Some(found) = simulated.shift_remove(&id) else { continue };
         let finding = findings.at(id);
-        if found.over <= HEALTHY {
+        if found.is_explained() {
             finding.narrow(found.band);
         } else {
             *finding = finding.as_undecided(NEEDS_STEPS);

@@ -10,7 +10,6 @@ use super::super::attentions::attends;
 use super::super::best::{Simulated, scouts};
 use super::super::shown_products::Shown;
 use super::super::simulate::Stretch;
-use super::activations::NEAR;
 use super::packed::OF_FOUR_BITS;
 use super::{APART, DIAGNOSED_MAX, Findings, Passes};
 use crate::arithmetic::{Arithmetic, CACHES, Cached, Fresh, Operands, Packed, both, bounded_by};
@@ -18,7 +17,6 @@ use crate::audit::{Finding, OF_EIGHT_BITS, PRODUCTS};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
 use crate::numerics::Storage;
-use crate::ops::bound::HEALTHY;
 
 /// What such a node needs.
 const NEEDS: &str = "k_rope, v and attn_ctx, or keys and values as its cache holds them: a cache of 8 or 4 bits, of a form that was \
@@ -65,7 +63,7 @@ impl Passes<'_> {
         let narrow = narrow.filter(|_| kept == Storage::F32 && shown.is_none() && declared.is_none());
         if let Some(nearest) = self.nearest(&ways, own, &scouts(&wrong))? {
             for operands in std::iter::once(nearest.operands).chain(narrow) {
-                let Some(explained) = explain(&stretch, Arithmetic { operands, ..nearest }, &all, HEALTHY)?
+                let Some(explained) = explain(&stretch, Arithmetic { operands, ..nearest }, &all, 1.0)?
                 else {
                     continue;
                 };
@@ -103,15 +101,14 @@ impl Passes<'_> {
         let is_of_values = own.narrow != Storage::F32
             || plain.values().all(|found| found.first_beyond) && self.first_rows_are_of_values(wrong)?;
         // Where it is little more than these roundings, they hide it in most rows.
-        let is_hidden =
-            own.narrow != Storage::F32 && plain.values().all(|found| found.over <= NEAR * HEALTHY);
+        let is_hidden = plain.values().all(|found| found.is_hidden_in(own.narrow));
         if !(off >= 1.0 && is_of_values || is_hidden) {
             return Ok(false);
         }
         // An attention of fp8 rounds both sides of both products: in an engine of a narrow type it is twice to three times as far off.
-        let times = if own.narrow == Storage::F32 { HEALTHY } else { APART };
+        let times = if own.narrow == Storage::F32 { 1.0 } else { APART };
         let eight = (Packed::Eight, OF_EIGHT_BITS, times);
-        for (bits, distance, most) in [eight, (Packed::Four, OF_FOUR_BITS, HEALTHY)] {
+        for (bits, distance, most) in [eight, (Packed::Four, OF_FOUR_BITS, 1.0)] {
             let is_little = |(_, found): &(Checkpoint, Simulated)| found.distance <= distance;
             let explained = explain(&stretch, Arithmetic { packed: both(bits), ..own }, all, most)?;
             if explained.is_some_and(|all| all.iter().all(is_little)) {
@@ -160,7 +157,7 @@ fn explain(
     let first = Some(&ends).filter(|ends| ends.len() < all.len());
     for some in first.into_iter().chain([all]) {
         found = stretch.explained(arithmetic, some)?.into_iter().collect();
-        if found.len() < some.len() || !found.iter().all(|(_, found)| found.over <= most) {
+        if found.len() < some.len() || !found.iter().all(|(_, found)| found.is_within(most)) {
             return Ok(None);
         }
     }

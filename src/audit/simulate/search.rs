@@ -7,16 +7,17 @@
 use indexmap::{IndexMap, IndexSet};
 
 use super::super::best::{Best, NEARER, Simulated, is_of_unknown, scouts};
+use super::super::passes::BARELY;
 use super::super::possible;
 use super::super::shown_products::Shown;
 use super::super::{Labelled, Steps, attentions, storage_types};
 use super::{Executions, RUNS, Stretch};
-use crate::arithmetic::{Arithmetic, Operands};
+use crate::arithmetic::{Arithmetic, Fresh, Operands};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::numerics::Storage;
-use crate::ops::bound::{HEALTHY, UNIT_F32};
+use crate::ops::bound::UNIT_F32;
 use crate::watch;
 
 /// How many times what a single disturbed execution explains an arithmetic may leave of a scout: several lie a few per cent
@@ -54,7 +55,7 @@ pub fn simulate(
     let Search { mut best, .. } = search;
     if watch::is_over() {
         // What was tried explains some; of the others nobody knows what the rest would say.
-        best.nodes.retain(|_, found| found.over <= HEALTHY);
+        best.nodes.retain(|_, found| found.is_explained());
         return Ok(best.nodes);
     }
     // Those that nothing explains are shown as far as they are from f32.
@@ -113,8 +114,12 @@ impl Search<'_> {
                 let least = least.entry(*id).or_insert(f64::INFINITY);
                 *least = least.min(*apart);
             }
+            // Whether a prompt reads what it keeps, or all of one step do, is the same where little else is read.
+            let like = |tried: &Tried| Arithmetic { fresh: Fresh::Never, ..tried.arithmetic };
+            let is_same = |(other, of): &(Tried, Distances)| like(other) == like(&tried) && *of == apart;
             match is_first {
-                true => self.one(tried, executed)?,
+                true => self.one((tried, true), executed)?,
+                false if later.iter().any(is_same) => {}
                 false => later.push((tried, apart)),
             }
         }
@@ -129,7 +134,8 @@ impl Search<'_> {
                 && !self.is_idle(&tried.arithmetic)
                 && apart.iter().any(|(id, apart)| self.best.may_be(id, *apart))
             {
-                self.one(tried, stretch.executed(tried.arithmetic, &some, 0)?)?;
+                let is_f32 = storage_types::unit(&tried.arithmetic) <= UNIT_F32;
+                self.one((tried, is_f32), stretch.executed(tried.arithmetic, &some, 0)?)?;
             }
         }
         Ok(())
@@ -156,11 +162,13 @@ impl Search<'_> {
         self.open.iter().copied().filter(move |id| tried.is_new || self.attending.contains(id))
     }
 
-    /// Tries one of them, which was `executed` as it is for scouts of the nodes that it may show in.
-    fn one(&mut self, tried: Tried, mut executed: Executions<'_>) -> Result<()> {
+    /// Tries one of them, which was `executed` as it is for scouts of the nodes that it may show in. Whether it `weighs` says if it may
+    /// be nearer to those that another explains, or is of f32.
+    fn one(&mut self, (tried, weighs): (Tried, bool), mut executed: Executions<'_>) -> Result<()> {
         let (rest, shown) = (self.rest(tried), self.shown(tried).collect::<IndexSet<Checkpoint>>());
         // What most nodes are explained by in f32 is asked of all of them: by that the others are weighed.
-        let all = if self.best.explains_most_in_f32(shown.len()) { &rest } else { &shown };
+        let asks_all = weighs && !self.best.explains_most_in_f32(shown.len());
+        let all = if asks_all { &shown } else { &rest };
         // One disturbed execution of a few nodes says of most arithmetics that they are none of this engine's.
         executed.disturb(1)?;
         let scouted = executed.found()?;
@@ -168,19 +176,18 @@ impl Search<'_> {
             return Ok(());
         }
         let may_be = |(id, found): (&Checkpoint, &Simulated)| {
-            found.over <= SCATTERED * HEALTHY && self.best.may_be(id, found.usual)
+            found.is_within(SCATTERED) && self.best.may_be(id, found.usual)
         };
         if !scouted.iter().any(may_be) {
-            self.best.take(scouted.into_iter().filter(|(_, found)| !(found.over <= HEALTHY)).collect());
+            self.best.take(scouted.into_iter().filter(|(_, found)| !found.is_explained()).collect());
             return Ok(());
         }
-        let found = match all == executed.open {
-            true => {
-                executed.disturb(RUNS)?;
-                executed.found()?
-            }
-            false => self.stretch.explained(tried.arithmetic, all)?,
-        };
+        executed.disturb(RUNS)?;
+        let mut found = executed.found()?;
+        // All of many nodes cost ten times what scouts do: they are asked of what leaves some scout nearly explained.
+        if all != executed.open && found.values().any(|found| found.is_within(BARELY)) {
+            found = self.stretch.explained(tried.arithmetic, all)?;
+        }
         if !watch::is_over() {
             self.best.take(found);
         }
