@@ -61,20 +61,21 @@ pub fn is_further(
     in_all(rule, args, tried, &is_far)
 }
 
-/// The squared distance of what was recorded from a node in that of what it is `tried` in that comes nearest, at some outputs of
-/// a product; infinite where it is not known.
+/// In which of what it is `tried` in a node comes nearest to what was recorded, and the squared distance there, at some outputs
+/// of a product; infinite where it is not known.
 pub fn distance(
     rule: &Rule,
     args: &Args<'_, f64>,
     (recorded, looked_at): (&[f64], &dyn Fn(usize) -> bool),
     tried: &[Hypothesis],
-) -> f64 {
+) -> (usize, f64) {
     let nearest = |args: &Args<'_, f64>, at: &dyn Fn(usize) -> usize| {
         let of = |args: &Args<'_, f64>| {
             let exact = settled(rule, args, recorded);
             exact.map_or(f64::INFINITY, |exact| squares(&exact, at, (recorded, looked_at)).sum())
         };
-        tried.iter().map(|one| under(rule, args, one, &of)).fold(f64::INFINITY, f64::min)
+        let all = tried.iter().map(|one| under(rule, args, one, &of)).enumerate();
+        all.filter(|(_, found)| !found.is_nan()).min_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((0, f64::INFINITY))
     };
     let some = Tokens::of(rule, args, recorded).and_then(|tokens| {
         let outputs = tokens.outputs(tokens.inner().div_ceil(ONE_OF[1]))?;

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use parity_graph::{Graph, Id, Op};
 
+use super::best::NEARER;
 use super::history::History;
 use super::node::{Held, Hypothesis, nothing};
 use super::suspect::Suspect;
@@ -51,6 +52,8 @@ pub struct Replay<'a> {
     /// What earlier steps left that is read on the way.
     history: Option<History<'a>>,
     tried: &'a [Hypothesis],
+    /// Which of these came nearest to what was recorded, and how near that was.
+    nearest: Cell<Option<(usize, f64)>>,
     /// How it is computed.
     how: How,
     /// The last node that something was wrong in, and what was computed before that one: it is the same with whatever is
@@ -145,6 +148,7 @@ impl<'a> Replay<'a> {
             cached,
             history,
             tried,
+            nearest: Cell::default(),
             how,
             before,
         })
@@ -167,7 +171,8 @@ impl<'a> Replay<'a> {
             let history = self.history.as_ref().map(|history| history.with(unseen));
             let (through, some, cached) = (self.through.clone(), self.some.clone(), self.cached.clone());
             let (rows, before) = (self.rows.clone(), RefCell::default());
-            Replay { of, through, some, cached, rows, history, before, ..*self }
+            let nearest = Cell::default();
+            Replay { of, through, some, cached, rows, history, nearest, before, ..*self }
         };
         others.map(with).collect()
     }
@@ -246,10 +251,25 @@ impl<'a> Replay<'a> {
         let how = if self.how == How::Bounded { How::Alone } else { self.how };
         let found = Cell::new(f64::INFINITY);
         self.run(how, suspect, nodes, injected, &|node, args| {
-            found.set(suspect.distance(node.rule?, args, self.tried));
+            found.set(self.nearest(suspect, node.rule?, args));
             Some(nothing())
         });
         found.get()
+    }
+
+    /// The distance in that of what the suspect is tried in that comes nearest: as it did for the last mistake, unless this one
+    /// leaves so much less that another may. A search for a number asks this many times, of attention in dozens of forms.
+    fn nearest(&self, suspect: &Suspect<'_>, rule: &Rule, args: &Args<'_, f64>) -> f64 {
+        let known = self.nearest.get();
+        let of_known = known.map(|(number, _)| suspect.distance(rule, args, &self.tried[number..=number]).1);
+        match of_known.zip(known) {
+            Some((distance, (_, least))) if NEARER * distance >= least => distance,
+            _ => {
+                let found = suspect.distance(rule, args, self.tried);
+                self.nearest.set(Some(found).filter(|_| !self.tried.is_empty()));
+                found.1
+            }
+        }
     }
 
     /// One execution, which goes on from what the last one like it computed before the first of the wrong `nodes`.

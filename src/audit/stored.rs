@@ -152,7 +152,8 @@ impl Narrowed {
         }
     }
 
-    /// Disturbs keys and values that a cache rounds in a way that is bounded alone, within that bound; `draw` as above.
+    /// Disturbs keys and values that a cache rounds in a way that is bounded alone, within that bound, and those of one that is known
+    /// that lie in the middle between two numbers, to the other of them; `draw` as above.
     pub fn scatter(
         &mut self,
         op: &Op,
@@ -160,9 +161,7 @@ impl Narrowed {
         arithmetic: &Arithmetic,
         draw: impl Fn(usize, usize) -> f64,
     ) {
-        if bounded_by(arithmetic.packed).is_none() {
-            return;
-        }
+        let share = |draw: f64| if bounded_by(arithmetic.packed).is_none() { draw.signum() } else { draw };
         for (slot, source) in args.sources.iter().enumerate() {
             let Some((source, packed)) = source.as_ref().zip(packed_in(op, slot, arithmetic)) else {
                 continue;
@@ -170,7 +169,7 @@ impl Narrowed {
             let mut values = source.values().into_owned();
             let mut error = vec![0.0; values.len()];
             packed.keep(source.shape(), &mut values, &mut error);
-            values.iter_mut().zip(error).enumerate().for_each(|(i, (x, off))| *x += off * draw(slot, i));
+            values.iter_mut().zip(error).enumerate().for_each(|(i, (x, off))| *x += off * share(draw(slot, i)));
             if let Some(first) = self.fresh {
                 refresh(first, source.shape(), &source.values(), &mut values);
             }

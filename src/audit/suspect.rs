@@ -95,8 +95,9 @@ impl<'a> Suspect<'a> {
         is_further(rule, args, (self.recorded, self.sight.looked_at), tried, most)
     }
 
-    /// How far what was recorded is from what a rule makes of other sources: squares, of some of its values.
-    pub(super) fn distance(&self, rule: &Rule, args: &Args<'_, f64>, tried: &[Hypothesis]) -> f64 {
+    /// How far what was recorded is from what a rule makes of other sources: squares, of some of its values, in which of what is
+    /// tried it comes nearest.
+    pub(super) fn distance(&self, rule: &Rule, args: &Args<'_, f64>, tried: &[Hypothesis]) -> (usize, f64) {
         further::distance(rule, args, (self.recorded, self.sight.looked_at), tried)
     }
 

@@ -63,10 +63,9 @@ impl Passes<'_> {
         let narrow = narrow.filter(|_| kept == Storage::F32 && shown.is_none() && declared.is_none());
         if let Some(nearest) = self.nearest(&ways, own, &scouts(&wrong))? {
             for operands in std::iter::once(nearest.operands).chain(narrow) {
-                let Some(explained) = explain(&stretch, Arithmetic { operands, ..nearest }, &all, 1.0)?
-                else {
-                    continue;
-                };
+                // A form that leaves f32's roundings of most layers is the engine's, whatever is wrong in another.
+                let found = explain(&stretch, Arithmetic { operands, ..nearest }, &all, (1.0, 2))?;
+                let Some(explained) = found else { continue };
                 let wrong = explained.into_iter().filter(|(id, _)| wrong.contains(id));
                 wrong.for_each(|(id, found)| findings.at(id).settle(found));
                 return Ok(());
@@ -110,7 +109,7 @@ impl Passes<'_> {
         let eight = (Packed::Eight, OF_EIGHT_BITS, times);
         for (bits, distance, most) in [eight, (Packed::Four, OF_FOUR_BITS, 1.0)] {
             let is_little = |(_, found): &(Checkpoint, Simulated)| found.distance <= distance;
-            let explained = explain(&stretch, Arithmetic { packed: both(bits), ..own }, all, most)?;
+            let explained = explain(&stretch, Arithmetic { packed: both(bits), ..own }, all, (most, 1))?;
             if explained.is_some_and(|all| all.iter().all(is_little)) {
                 return Ok(true);
             }
@@ -145,19 +144,21 @@ impl Passes<'_> {
     }
 }
 
-/// What an arithmetic explains of some nodes where it leaves at most so much of all of them, the first and the last tried first.
+/// What an arithmetic explains of some nodes where it leaves at most so much of one of so many of them, the first and the last tried
+/// first.
 fn explain(
     stretch: &Stretch<'_>,
     arithmetic: Arithmetic,
     all: &IndexSet<Checkpoint>,
-    most: f64,
+    (most, one_of): (f64, usize),
 ) -> Result<Option<Vec<(Checkpoint, Simulated)>>> {
     let ends: IndexSet<Checkpoint> = all.first().into_iter().chain(all.last()).copied().collect();
     let mut found = Vec::new();
     let first = Some(&ends).filter(|ends| ends.len() < all.len());
     for some in first.into_iter().chain([all]) {
         found = stretch.explained(arithmetic, some)?.into_iter().collect();
-        if found.len() < some.len() || !found.iter().all(|(_, found)| found.is_within(most)) {
+        let explained = found.iter().filter(|(_, found)| found.is_within(most)).count();
+        if found.len() < some.len() || one_of * explained < some.len() {
             return Ok(None);
         }
     }
