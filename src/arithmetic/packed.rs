@@ -236,12 +236,7 @@ fn range((steps, in_half): (f64, bool), values: &mut [f64], error: &mut [f64]) {
 
 /// Rounds each value over `scale`; what lies in the middle between two numbers but for roundings of f32, of numbers up to `size` on the
 /// way, and for how far the value may be off, may be either.
-fn each(
-    values: &mut [f64],
-    error: &mut [f64],
-    (scale, size): (f64, f64),
-    round: impl Fn(f64) -> (f64, f64),
-) {
+fn each(values: &mut [f64], error: &mut [f64], (scale, size): (f64, f64), round: impl Fn(f64) -> (f64, f64)) {
     if scale == 0.0 {
         return;
     }

@@ -75,7 +75,9 @@ pub fn distance(
             exact.map_or(f64::INFINITY, |exact| squares(&exact, at, (recorded, looked_at)).sum())
         };
         let all = tried.iter().map(|one| under(rule, args, one, &of)).enumerate();
-        all.filter(|(_, found)| !found.is_nan()).min_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((0, f64::INFINITY))
+        all.filter(|(_, found)| !found.is_nan())
+            .min_by(|a, b| a.1.total_cmp(&b.1))
+            .unwrap_or((0, f64::INFINITY))
     };
     let some = Tokens::of(rule, args, recorded).and_then(|tokens| {
         let outputs = tokens.outputs(tokens.inner().div_ceil(ONE_OF[1]))?;

@@ -169,7 +169,11 @@ impl Narrowed {
             let mut values = source.values().into_owned();
             let mut error = vec![0.0; values.len()];
             packed.keep(source.shape(), &mut values, &mut error);
-            values.iter_mut().zip(error).enumerate().for_each(|(i, (x, off))| *x += off * share(draw(slot, i)));
+            values
+                .iter_mut()
+                .zip(error)
+                .enumerate()
+                .for_each(|(i, (x, off))| *x += off * share(draw(slot, i)));
             if let Some(first) = self.fresh {
                 refresh(first, source.shape(), &source.values(), &mut values);
             }
