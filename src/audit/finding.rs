@@ -7,6 +7,7 @@ use indexmap::IndexSet;
 use super::best::Simulated;
 use super::named::{Agreed, Names};
 use super::node::Held;
+use super::past_faults::Overwritten;
 use super::rows::Arrangement;
 use crate::checkpoint::Checkpoint;
 use crate::engine::op_by_op::Unknown;
@@ -106,6 +107,8 @@ pub struct Finding {
     pub misshapen: Option<(Vec<usize>, usize)>,
     /// A node that reads it and was computed from what it should be, where it is wrong.
     pub contradicted_by: Option<Checkpoint>,
+    /// What stands in its place then.
+    pub overwritten: Option<Overwritten>,
     /// What it needs to be judged where it is wrong and no mistake has its name.
     pub needs: Option<&'static str>,
     /// Whether simulated rounding explains a step of it that was looked at for its name.

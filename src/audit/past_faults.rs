@@ -4,13 +4,18 @@
 //! So what reads a wrong node, and is wrong too, is judged once more as if that node had not been recorded. Where rounding
 //! then explains it, it is no fault of its own.
 
+mod overwritten;
+
 use std::collections::HashSet;
 
+use indexmap::IndexMap;
+
 use super::instead::Instead;
-use super::{Finding, Findings, How, Labelled, Steps, loaded, open_choices, passes, reads};
+use super::{AuditRows, Finding, Findings, How, Labelled, Reads, Steps, loaded, open_choices, passes, reads};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use crate::gguf::Gguf;
+pub use overwritten::Overwritten;
 
 /// What is missing of a reader that is not judged without its inputs.
 const UNKNOWN: &str = "what it was computed from, which is recorded wrongly";
@@ -49,33 +54,57 @@ fn judged(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf, how: &H
     }
     let wrong = findings.all_wrong();
     let reads = reads(graphs);
-    let wrong_inputs = |id: &Checkpoint| -> Vec<Checkpoint> {
-        reads.get(id).into_iter().flatten().copied().filter(|input| wrong.contains(input)).collect()
-    };
-    let readers: HashSet<Checkpoint> =
-        wrong.iter().copied().filter(|id| !wrong_inputs(id).is_empty()).collect();
-    if readers.is_empty() {
-        return Ok(findings);
+    let inputs = findings.order.iter().filter(|id| wrong.contains(*id));
+    let inputs = inputs.map(|id| (*id, wrong_inputs(*id, &reads, &findings, &wrong)));
+    let mut open: Inputs = inputs.filter(|(_, of)| !of.is_empty()).collect();
+    for _ in 0..ROUNDS {
+        // Of what reads what is itself in question the latter is settled first.
+        let is_known = |input: &&Checkpoint| !open.contains_key(*input) && findings.nodes[*input].is_wrong();
+        let known = |of: &[Checkpoint]| of.iter().filter(is_known).copied().collect::<Vec<_>>();
+        let some: Inputs = open.iter().map(|(reader, of)| (*reader, known(of))).collect();
+        let some: Inputs = some.into_iter().filter(|(_, of)| !of.is_empty()).collect();
+        if some.is_empty() {
+            break;
+        }
+        open.retain(|reader, _| !some.contains_key(reader));
+        clear(&some, (steps, graphs, gguf), how.rows, &mut findings)?;
     }
+    overwritten::note((steps, graphs, gguf), how.rows, &reads, &mut findings)?;
+    Ok(findings)
+}
+
+/// Readers that are wrong, and which of their inputs are.
+type Inputs = IndexMap<Checkpoint, Vec<Checkpoint>>;
+
+/// How many readers of readers are looked at one after the other.
+const ROUNDS: usize = 3;
+
+/// Clears readers that rounding explains where their `inputs` are computed again, which are recorded wrongly then.
+fn clear(
+    inputs: &Inputs,
+    (steps, graphs, gguf): (&dyn Steps, &[(usize, &Labelled)], &Gguf),
+    rows: AuditRows,
+    findings: &mut Findings,
+) -> Result<()> {
     // In the rows that are wrong alone: of the others a long stretch hides how much nearer one row is.
-    let audits = readers.iter().filter_map(|reader| findings.nodes[reader].audit());
-    let rows: HashSet<u32> = audits.flat_map(|audit| audit.rows_beyond).collect();
-    let wants = |id: Checkpoint| readers.contains(&id);
-    let how = How { rows: how.rows, wants: &wants, diagnose: None, look: None };
-    let chosen = |row: Option<u32>| row.is_some_and(|row| rows.contains(&row));
+    let audits = inputs.keys().filter_map(|reader| findings.nodes[reader].audit());
+    let beyond: HashSet<u32> = audits.flat_map(|audit| audit.rows_beyond).collect();
+    let wants = |id: Checkpoint| inputs.contains_key(&id);
+    let how = How { rows, wants: &wants, diagnose: None, look: None };
+    let chosen = |row: Option<u32>| row.is_some_and(|row| beyond.contains(&row));
     let without = |hidden: HashSet<Checkpoint>| {
         let of = |_, id| hidden.contains(&id).then_some(None);
         passes::bounded(&Instead { steps, of: &of, chosen: &chosen }, graphs, gguf, &how)
     };
-    let mut past = without(readers.iter().flat_map(wrong_inputs).collect())?;
+    let mut past = without(inputs.values().flatten().copied().collect())?;
     let explained = |found: &Finding| found.judged > 0 && found.is_healthy();
     // What rounding of its inputs explains so widely that it would explain a mistake too says nothing against them: such
     // a reader was accused for the sums of f16 of 4864 terms that it read.
     let settled = |found: &Finding| explained(found) && !found.is_blind();
-    let is_open = readers.iter().filter_map(|reader| past.nodes.get(reader)).any(|found| !settled(found));
+    let is_open = inputs.keys().filter_map(|reader| past.nodes.get(reader)).any(|found| !settled(found));
     // How near readers are as they were recorded is asked of those alone that are not settled without that.
     let as_recorded = if is_open { without(HashSet::new())? } else { Findings::default() };
-    for reader in &readers {
+    for (reader, inputs) in inputs {
         let Some(found) = past.nodes.swap_remove(reader) else { continue };
         let far = |finding: &Finding| finding.audit().map(|audit| audit.local.rel_l2);
         let recorded = as_recorded.nodes.get(reader).and_then(far);
@@ -84,11 +113,32 @@ fn judged(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf, how: &H
             continue;
         }
         let settled = settled(&found);
-        for input in wrong_inputs(reader).into_iter().filter(|_| settled || nearer) {
-            findings.at(input).contradicted_by.get_or_insert(*reader);
+        for input in inputs.iter().filter(|_| settled || nearer) {
+            findings.at(*input).contradicted_by.get_or_insert(*reader);
         }
         let found = if settled { found } else { found.as_undecided(UNKNOWN) };
         findings.nodes.insert(*reader, found);
     }
-    Ok(findings)
+    Ok(())
+}
+
+/// What a node reads of what is wrong, be it through others that were not recorded.
+fn wrong_inputs(
+    of: Checkpoint,
+    reads: &Reads,
+    findings: &Findings,
+    wrong: &HashSet<Checkpoint>,
+) -> Vec<Checkpoint> {
+    let crossed = &findings.nodes[&of].bridged;
+    let (mut out, mut seen, mut open) = (Vec::new(), HashSet::from([of]), vec![of]);
+    while let Some(reader) = open.pop() {
+        for input in reads.get(&reader).into_iter().flatten().filter(|input| seen.insert(**input)) {
+            if wrong.contains(input) {
+                out.push(*input);
+            } else if crossed.contains(input) {
+                open.push(*input);
+            }
+        }
+    }
+    out
 }

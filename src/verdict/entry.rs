@@ -172,11 +172,20 @@ fn called(named: Option<&Diagnosis>) -> String {
     named.map_or_else(String::new, |best| format!(": {} ({})", best.text, best.fault))
 }
 
+/// How a recording comes to hold another tensor.
+const IN_PLACE: &str = "which was written in its place: copy a tensor in the hook";
+
 /// Where the bug of a node is.
 fn place(own: &Finding) -> String {
     if let Some(reader) = own.contradicted_by {
         let engine = "the dump is wrong here, the engine is not";
-        return format!(", but {reader} was computed from what it should be: {engine}");
+        let place = own.overwritten.map_or_else(String::new, |held| match held.before {
+            None => format!(" (it holds {}, {IN_PLACE})", held.by),
+            Some(factor) => {
+                format!(" (it holds {} before {factor} is multiplied with it, {IN_PLACE})", held.by)
+            }
+        });
+        return format!(", but {reader} was computed from what it should be: {engine}{place}");
     }
     match own.bridged.first().zip(own.bridged.last()) {
         None => ": the bug is in this node".to_owned(),

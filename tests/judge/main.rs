@@ -24,6 +24,7 @@ mod matrices;
 mod mixed;
 mod narrow_engines;
 mod order;
+mod overwritten;
 mod precision;
 mod recorded_graphs;
 mod recorded_weights;

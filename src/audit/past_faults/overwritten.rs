@@ -1,0 +1,95 @@
+//! Recordings that were overwritten in place: what reads a tensor wrote its own values where it was, before it was copied.
+//!
+//! Hooks that keep a tensor without a copy of it see this (an activation or a rotation in place, a residual added to what a matmul
+//! left). Such a recording is wrong where its engine is not, as what was computed from the tensor says (`past_faults.rs`). Here it is
+//! taken for a recording of what reads it: where it comes as near to that as types round, it is one.
+
+use super::super::instead::Instead;
+use super::super::passes::APART;
+use super::super::{
+    AuditRows, Finding, Findings, How, Labelled, MISTAKES_SHOW, Reads, Steps, Tensor, passes,
+};
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::error::Result;
+use crate::gguf::Gguf;
+
+/// What stands in place of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overwritten {
+    /// What is in its place.
+    pub by: Checkpoint,
+    /// What that was not yet multiplied with.
+    pub before: Option<Checkpoint>,
+}
+
+/// Notes of the first tensor of each kind that was recorded wrongly what it holds, where that is what reads it.
+///
+/// # Errors
+/// None that concerns a single node.
+pub fn note(
+    of: (&dyn Steps, &[(usize, &Labelled)], &Gguf),
+    rows: AuditRows,
+    reads: &Reads,
+    findings: &mut Findings,
+) -> Result<()> {
+    let mut first: Vec<Checkpoint> = Vec::new();
+    for id in findings.order.iter().filter(|id| is_past(findings, **id)) {
+        if !first.iter().any(|known| known.kind() == id.kind()) {
+            first.push(*id);
+        }
+    }
+    for id in first {
+        let mut readers: Vec<Checkpoint> =
+            reads.iter().filter(|(_, inputs)| inputs.contains(&id)).map(|(reader, _)| *reader).collect();
+        readers.sort_by_key(|reader| findings.order.iter().position(|id| id == reader));
+        let gated = readers.iter().filter(|by| id.kind() == Kind::FfnGate && by.kind() == Kind::FfnAct);
+        let before = gated.map(|by| Overwritten { by: *by, before: Some(id.sibling(Kind::FfnUp)) });
+        let whole = readers.iter().map(|by| Overwritten { by: *by, before: None });
+        for held in whole.chain(before) {
+            let apart = apart(of, rows, (id, held))?;
+            let own = far(&findings.nodes[&id]).unwrap_or(0.0);
+            if apart <= MISTAKES_SHOW && APART * apart <= own {
+                findings.at(id).overwritten = Some(held);
+                findings.at(id).forget_names();
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_past(findings: &Findings, id: Checkpoint) -> bool {
+    findings.nodes.get(&id).is_some_and(|finding| finding.contradicted_by.is_some())
+}
+
+/// How far what was recorded of a tensor is from what may stand in its place, relative.
+fn apart(
+    (steps, graphs, gguf): (&dyn Steps, &[(usize, &Labelled)], &Gguf),
+    rows: AuditRows,
+    (id, held): (Checkpoint, Overwritten),
+) -> Result<f64> {
+    let of = |step: usize, asked: Checkpoint| match asked {
+        _ if asked == id => Some(None),
+        _ if asked == held.by => Some(steps.tensor(step, id).and_then(|own| match held.before {
+            Some(factor) => multiplied(own, &steps.tensor(step, factor)?),
+            None => Some(own),
+        })),
+        _ => None,
+    };
+    let wants = |asked: Checkpoint| asked == held.by;
+    let how = How { rows, wants: &wants, diagnose: None, look: None };
+    let found = passes::bounded(&Instead { steps, of: &of, chosen: &|_| true }, graphs, gguf, &how)?;
+    Ok(found.nodes.get(&held.by).and_then(far).unwrap_or(f64::INFINITY))
+}
+
+/// How far what was recorded is from exact arithmetic, relative.
+fn far(finding: &Finding) -> Option<f64> {
+    finding.audit().map(|audit| audit.local.rel_l2)
+}
+
+/// A tensor times another of the same rows; `None` where they differ in shape.
+fn multiplied(own: Tensor, by: &Tensor) -> Option<Tensor> {
+    let alike = own.positions == by.positions && own.values.len() == by.values.len();
+    let values = alike.then(|| own.values.iter().zip(&by.values).map(|(a, b)| a * b).collect())?;
+    Some(Tensor { values, ..own })
+}

@@ -1,0 +1,78 @@
+//! Dumps whose tensors were overwritten in place before they were copied: told as that, and what reads them is healthy.
+
+use std::collections::HashMap;
+
+use crate::support::edited::{self, MODEL};
+use crate::support::program;
+
+/// What modules do not show.
+const UNSEEN: [&str; 8] =
+    ["q_proj", "k_proj", "v_proj", "q_rope", "k_rope", "attn_ctx", "ffn_act", "attn_residual"];
+const TOKENS: usize = 24;
+const LAYERS: usize = 4;
+
+/// Origins, and the evidence of the first, where in all layers `kind` holds what `value` makes of a layer's tensors by their kind.
+fn judged(
+    numerics: &[&str],
+    kind: &str,
+    value: &dyn Fn(&dyn Fn(&str) -> Vec<f32>) -> Vec<f32>,
+) -> (i32, Vec<String>, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let dump = folder.path().join("dump");
+    edited::made(&dump, TOKENS, numerics);
+    let mut all: HashMap<String, Vec<f32>> = HashMap::new();
+    let collected = std::cell::RefCell::new(&mut all);
+    edited::edit(&dump, |name, _, values| {
+        collected.borrow_mut().insert(name.to_owned(), values.clone());
+        true
+    });
+    edited::edit(&dump, |name, _, values| {
+        if let Some((layer, _)) = name.rsplit_once('.').filter(|(_, own)| *own == kind) {
+            *values = value(&|kind| all[&format!("{layer}.{kind}")].clone());
+        }
+        !UNSEEN.iter().any(|kind| name.ends_with(kind))
+    });
+    let audited = program::audit(&dump, MODEL.as_ref(), &["--allow-missing"]);
+    let origins = audited.report["origins"].as_array().unwrap().clone();
+    let nodes = audited.report["checkpoints"].as_array().unwrap();
+    let first = nodes.iter().find(|node| node["verdict"] == "origin").unwrap();
+    let origins = origins.iter().map(|id| id.as_str().unwrap().to_owned()).collect();
+    (audited.code, origins, first["evidence"].as_str().unwrap().to_owned())
+}
+
+#[test]
+fn what_was_overwritten_in_place_is_told_and_its_readers_are_healthy() {
+    for numerics in [&[][..], &["--numerics", "bf16 storage=bf16"]] {
+        for (kind, holds) in [
+            ("ffn_gate", "ffn_act"),
+            ("q", "q_rope"),
+            ("attn_out", "attn_residual"),
+            ("ffn_out", "layer_out"),
+        ] {
+            let (code, origins, evidence) = judged(numerics, kind, &|of| of(holds));
+            let wanted: Vec<String> = (0..LAYERS).map(|layer| format!("blk.{layer}.{kind}")).collect();
+            assert_eq!((code, &origins), (1, &wanted), "{numerics:?} {kind}: {evidence}");
+            let said = format!("the engine is not (it holds blk.0.{holds}, which was written in its place");
+            assert!(evidence.contains(&said), "{numerics:?} {kind}: {evidence}");
+        }
+    }
+}
+
+#[test]
+fn an_activation_in_place_is_told_before_it_is_multiplied() {
+    let silu = |x: &f32| x / (1.0 + (-x).exp());
+    let (code, origins, evidence) = judged(&[], "ffn_gate", &|of| of("ffn_gate").iter().map(silu).collect());
+    assert_eq!((code, origins.len()), (1, LAYERS), "{origins:?}");
+    assert!(
+        evidence.contains("it holds blk.0.ffn_act before blk.0.ffn_up is multiplied with it"),
+        "{evidence}"
+    );
+}
+
+/// What an engine computes wrongly is read as it is by what follows: no recording is blamed for it.
+#[test]
+fn a_mistake_that_is_read_is_none_of_the_recording() {
+    let (code, origins, evidence) = judged(&["--inject", "linear.no_bias@1"], "none", &|of| of("none"));
+    assert_eq!(code, 1, "{origins:?}");
+    assert!(!evidence.contains("the dump is wrong here"), "{evidence}");
+}
