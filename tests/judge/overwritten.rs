@@ -11,11 +11,14 @@ const UNSEEN: [&str; 8] =
 const TOKENS: usize = 24;
 const LAYERS: usize = 4;
 
+/// A layer's tensors, by their kind.
+type Layer<'a> = &'a dyn Fn(&str) -> Vec<f32>;
+
 /// Origins, and the evidence of the first, where in all layers `kind` holds what `value` makes of a layer's tensors by their kind.
 fn judged(
     numerics: &[&str],
     kind: &str,
-    value: &dyn Fn(&dyn Fn(&str) -> Vec<f32>) -> Vec<f32>,
+    value: &dyn Fn(Layer<'_>) -> Vec<f32>,
 ) -> (i32, Vec<String>, String) {
     let folder = tempfile::tempdir().unwrap();
     let dump = folder.path().join("dump");
