@@ -234,6 +234,17 @@ fn keys_and_values_may_be_kept_in_eight_bits() {
     }
 }
 
+/// Behind attention that was not recorded too: what is wrong in one layer says nothing of the cache of the others.
+#[test]
+fn a_mistake_in_one_layer_leaves_the_others_their_cache() {
+    let [(_, modules), ..] = EVIDENCE;
+    for (name, cache) in sample("mistakes over caches", 1, [CACHES[5], CACHES[4]]) {
+        let audited = over_of(Element::F32, [cache; 2], (1, 1.3), &|id| modules(id.kind()));
+        let origins = audited.report["origins"].to_string();
+        assert_eq!((audited.code, &origins[..]), (1, "[\"blk.1.attn_out\"]"), "{name}");
+    }
+}
+
 /// Of a scale that nobody recorded it is not known what the cache holds: nobody is accused, and nothing is passed. What no
 /// such cache explains is found.
 #[test]
