@@ -201,7 +201,7 @@ fn parameters_are_fitted() {
             "blk.1.ffn_norm is added in",
         ),
         ("norm.eps=3e-4@2", "blk.2.norm", "eps is 3e-4, the model says 1e-6"),
-        ("data.zero=224..255@blk.1.attn_ctx", "blk.1.attn_ctx", "head 7 are zero"),
+        ("data.zero=224..255@blk.1.attn_ctx", "blk.1.attn_ctx", "head 7 is zero"),
         ("attn.scale=0.11@2", "blk.2.attn_ctx", "scaled by 0.11, not"),
         ("attn.stale_cache=unread@2", "blk.2.attn_ctx", "rows do not see their own step"),
         ("attn.mask_shift=1@2", "blk.2.attn_ctx", "rows see 1 position after their own"),

@@ -263,7 +263,9 @@ fn zero(site: Site<'_>, argument: &Argument) -> Made {
     }
     let row = site.row()?;
     let columns = columns(argument, row)?;
-    let text = format!("{} are zero: a part of the output was not written", in_words(site, &columns));
+    let which = in_words(site, &columns);
+    let are = if which.contains(" to ") { "are" } else { "is" };
+    let text = format!("{which} {are} zero: a part of the output was not written");
     of_values(site, Edit::SetColumns { row, columns, to: 0.0 }, text)
 }
 
