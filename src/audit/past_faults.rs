@@ -109,7 +109,8 @@ fn clear(
         let far = |finding: &Finding| finding.audit().map(|audit| audit.local.rel_l2);
         let recorded = as_recorded.nodes.get(reader).and_then(far);
         let nearer = recorded.zip(far(&found)).is_some_and(|(recorded, past)| NEARER * past < recorded);
-        if !(explained(&found) || nearer) {
+        // One that is nearer to what comes of its inputs as they should be, and not explained by that either, has a fault of its own.
+        if !explained(&found) {
             continue;
         }
         let settled = settled(&found);

@@ -152,7 +152,7 @@ fn some(products: &Count, dump: &Dump, gguf: &Gguf) -> Result<Option<String>> {
     let count = products.wrong.len();
     let ranks = ranks(products, dump, gguf)?;
     let is_adapter = count >= PRODUCTS_OF_ADAPTER_MIN && !ranks.is_empty() && ranks.iter().all(is_low);
-    let highest = ranks.iter().map(|(rank, _)| *rank).max().unwrap_or(0);
+    let highest = ranks.iter().map(|(rank, ..)| *rank).max().unwrap_or(0);
     Ok(is_adapter.then(|| {
         format!("the difference of {count} matmuls has rank {highest}, as an adapter (LoRA) makes it{HINT}")
     }))
@@ -162,12 +162,12 @@ fn some(products: &Count, dump: &Dump, gguf: &Gguf) -> Result<Option<String>> {
 const HINT: &str = ": --lora FILE[:SCALE] judges with one";
 
 /// An error that any weight makes has the directions of what it is multiplied with, that of a low rank fewer.
-fn is_low((rank, of): &(usize, usize)) -> bool {
+fn is_low((rank, of, _): &Ranks) -> bool {
     2 * rank <= *of
 }
 
 /// As [`rank`], of some of the products.
-fn ranks(products: &Count, dump: &Dump, gguf: &Gguf) -> Result<Vec<(usize, usize)>> {
+fn ranks(products: &Count, dump: &Dump, gguf: &Gguf) -> Result<Vec<Ranks>> {
     let step = products.wrong.len().div_ceil(TAKEN_APART_MAX).max(1);
     let Ok(graphs) = Graphs::of_dump(dump, gguf) else { return Ok(Vec::new()) };
     let some = products.wrong.iter().step_by(step);
@@ -183,7 +183,11 @@ fn faint(products: &Count, dump: &Dump, gguf: &Gguf) -> Result<Option<String>> {
     }
     let size = format!("each by {} to {} of its values", number(least), number(most));
     let ranks = ranks(products, dump, gguf)?;
-    let highest = ranks.iter().map(|(rank, _)| *rank).max().unwrap_or(0);
+    // What is a factor of what it should be was not rounded.
+    if 2 * ranks.iter().filter(|(.., along)| *along > ALONG).count() > ranks.len() {
+        return Ok(None);
+    }
+    let highest = ranks.iter().map(|(rank, ..)| *rank).max().unwrap_or(0);
     Ok(Some(match ranks.is_empty() {
         false if ranks.iter().all(is_low) => {
             format!(
@@ -200,8 +204,15 @@ fn faint(products: &Count, dump: &Dump, gguf: &Gguf) -> Result<Option<String>> {
     }))
 }
 
-/// Rank of the error of a product, and of what is multiplied: directions that hold nearly all of the squares.
-fn rank(dump: &Dump, graphs: &Graphs, gguf: &Gguf, checkpoint: Checkpoint) -> Result<Option<(usize, usize)>> {
+/// Rank of the error of a product, and of what is multiplied: directions that hold nearly all of the squares; and what share of the
+/// squares of the error is a factor of the product.
+type Ranks = (usize, usize, f64);
+
+/// Share of an error that is one factor of all, beyond which it is none of weights.
+const ALONG: f64 = 0.5;
+
+/// Those of one product; `None` where they say nothing.
+fn rank(dump: &Dump, graphs: &Graphs, gguf: &Gguf, checkpoint: Checkpoint) -> Result<Option<Ranks>> {
     const ROWS_MAX: usize = 64;
     let positions: BTreeSet<u32> =
         Recording::positions(dump, checkpoint).into_iter().take(ROWS_MAX).collect();
@@ -217,8 +228,10 @@ fn rank(dump: &Dump, graphs: &Graphs, gguf: &Gguf, checkpoint: Checkpoint) -> Re
         own * error.rows as f64 >= (1.0 - HELD) * all
     };
     let off: Vec<usize> = (0..error.rows).filter(is_off).collect();
-    let ranks = (directions(&some_rows(&error, &off)), directions(&some_rows(input, &off)));
-    Ok(Some(ranks).filter(|(rank, of)| *rank > 0 && *of >= DIRECTIONS_MIN))
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    let along = dot(&error.data, &rows.exact.data).powi(2) / (all * dot(&rows.exact.data, &rows.exact.data));
+    let ranks = (directions(&some_rows(&error, &off)), directions(&some_rows(input, &off)), along);
+    Ok(Some(ranks).filter(|(rank, of, _)| *rank > 0 && *of >= DIRECTIONS_MIN))
 }
 
 /// Some rows of a matrix.

@@ -2,10 +2,9 @@
 //!
 //! Hooks that keep a tensor without a copy of it see this (an activation or a rotation in place, a residual added to what a matmul
 //! left). Such a recording is wrong where its engine is not, as what was computed from the tensor says (`past_faults.rs`). Here it is
-//! taken for a recording of what reads it: where it comes as near to that as types round, it is one.
+//! taken for a recording of what reads it: where rounding explains that, it is one.
 
 use super::super::instead::Instead;
-use super::super::passes::APART;
 use super::super::{
     AuditRows, Finding, Findings, How, Labelled, MISTAKES_SHOW, Reads, Steps, Tensor, passes,
 };
@@ -46,9 +45,7 @@ pub fn note(
         let before = gated.map(|by| Overwritten { by: *by, before: Some(id.sibling(Kind::FfnUp)) });
         let whole = readers.iter().map(|by| Overwritten { by: *by, before: None });
         for held in whole.chain(before) {
-            let apart = apart(of, rows, (id, held))?;
-            let own = far(&findings.nodes[&id]).unwrap_or(0.0);
-            if apart <= MISTAKES_SHOW && APART * apart <= own {
+            if holds(of, rows, (id, held))? {
                 findings.at(id).overwritten = Some(held);
                 findings.at(id).forget_names();
                 break;
@@ -62,12 +59,12 @@ fn is_past(findings: &Findings, id: Checkpoint) -> bool {
     findings.nodes.get(&id).is_some_and(|finding| finding.contradicted_by.is_some())
 }
 
-/// How far what was recorded of a tensor is from what may stand in its place, relative.
-fn apart(
+/// Whether rounding explains what was recorded of a tensor as what may stand in its place.
+fn holds(
     (steps, graphs, gguf): (&dyn Steps, &[(usize, &Labelled)], &Gguf),
     rows: AuditRows,
     (id, held): (Checkpoint, Overwritten),
-) -> Result<f64> {
+) -> Result<bool> {
     let of = |step: usize, asked: Checkpoint| match asked {
         _ if asked == id => Some(None),
         _ if asked == held.by => Some(steps.tensor(step, id).and_then(|own| match held.before {
@@ -79,12 +76,9 @@ fn apart(
     let wants = |asked: Checkpoint| asked == held.by;
     let how = How { rows, wants: &wants, diagnose: None, look: None };
     let found = passes::bounded(&Instead { steps, of: &of, chosen: &|_| true }, graphs, gguf, &how)?;
-    Ok(found.nodes.get(&held.by).and_then(far).unwrap_or(f64::INFINITY))
-}
-
-/// How far what was recorded is from exact arithmetic, relative.
-fn far(finding: &Finding) -> Option<f64> {
-    finding.audit().map(|audit| audit.local.rel_l2)
+    let is_near = |found: &Finding| found.audit()?.local.hides().map(|hides| hides <= MISTAKES_SHOW);
+    let is_it = |found: &Finding| found.judged > 0 && found.is_healthy() && is_near(found) == Some(true);
+    Ok(found.nodes.get(&held.by).is_some_and(is_it))
 }
 
 /// A tensor times another of the same rows; `None` where they differ in shape.
