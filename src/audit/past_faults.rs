@@ -20,7 +20,8 @@ pub use overwritten::Overwritten;
 /// What is missing of a reader that is not judged without its inputs.
 const UNKNOWN: &str = "what it was computed from, which is recorded wrongly";
 /// How many times nearer a reader must be to what comes of its inputs as they should be than to what comes of those that were
-/// recorded, where rounding of these does not let it be judged without them: an order of sums that nobody knows, say.
+/// recorded, where what rounding explains without them is so wide that it would explain a mistake too: an order of sums that nobody
+/// knows, say.
 const NEARER: f64 = 2.0;
 
 /// Audits a recording: see [`passes::audit`]; by the weights as its producer keeps them.
@@ -101,8 +102,9 @@ fn clear(
     // What rounding of its inputs explains so widely that it would explain a mistake too says nothing against them: such
     // a reader was accused for the sums of f16 of 4864 terms that it read.
     let settled = |found: &Finding| explained(found) && !found.is_blind();
-    let is_open = inputs.keys().filter_map(|reader| past.nodes.get(reader)).any(|found| !settled(found));
-    // How near readers are as they were recorded is asked of those alone that are not settled without that.
+    let is_unsettled = |found: &Finding| explained(found) && !settled(found);
+    let is_open = inputs.keys().filter_map(|reader| past.nodes.get(reader)).any(is_unsettled);
+    // How near readers are as they were recorded is asked of those alone that are explained, and not settled without that.
     let as_recorded = if is_open { without(HashSet::new())? } else { Findings::default() };
     for (reader, inputs) in inputs {
         let Some(found) = past.nodes.swap_remove(reader) else { continue };
