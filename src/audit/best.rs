@@ -23,6 +23,10 @@ pub struct Simulated {
     pub position: u32,
     /// How many rows are further off than rounding explains there, of all.
     pub beyond: f64,
+    /// The same of the steps after the first alone.
+    pub later_beyond: f64,
+    /// The largest distance of a row of the first step, as in `over`.
+    pub over_in_prompt: f64,
     /// Whether rows of position 0 all are, if any was recorded.
     pub first_beyond: bool,
     /// Distance of the row in the middle of all, relative: a mistake in a few rows does not move it.
@@ -54,7 +58,11 @@ impl Simulated {
         let is_beyond = |row: &Row| !(over(row) <= HEALTHY);
         let worst = rows.iter().max_by(|a, b| over(a).total_cmp(&over(b)))?;
         let band = SCATTER * spread;
-        let beyond = rows.iter().filter(|row| is_beyond(row)).count() as f64 / rows.len() as f64;
+        let share =
+            |rows: &[&Row]| rows.iter().filter(|row| is_beyond(row)).count() as f64 / rows.len() as f64;
+        let (prompt, later): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.step == 0);
+        let (beyond, later_beyond) = (share(&rows.iter().collect::<Vec<_>>()), share(&later));
+        let over_in_prompt = prompt.into_iter().map(over).max_by(f64::total_cmp).unwrap_or(0.0);
         let first_beyond = rows.iter().filter(|row| row.position == 0).all(is_beyond);
         let mut apart: Vec<f64> = rows.iter().map(|row| row.distance / row.size).collect();
         apart.sort_by(f64::total_cmp);
@@ -66,6 +74,8 @@ impl Simulated {
             over,
             position,
             beyond,
+            later_beyond,
+            over_in_prompt,
             first_beyond,
             usual,
             explains_most,

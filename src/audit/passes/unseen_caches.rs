@@ -11,12 +11,14 @@ use super::super::best::{Simulated, scouts};
 use super::super::shown_products::Shown;
 use super::super::simulate::Stretch;
 use super::packed::OF_FOUR_BITS;
-use super::{APART, DIAGNOSED_MAX, Findings, Passes};
+
+use super::{APART, BARELY, DIAGNOSED_MAX, Findings, Passes};
 use crate::arithmetic::{Arithmetic, CACHES, Cached, Fresh, Operands, Packed, both, bounded_by};
 use crate::audit::{Finding, OF_EIGHT_BITS, PRODUCTS};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
 use crate::numerics::Storage;
+use crate::ops::bound::HEALTHY;
 
 /// What such a node needs.
 const NEEDS: &str = "k_rope, v and attn_ctx, or keys and values as its cache holds them: a cache of 8 or 4 bits, of a form that was \
@@ -53,10 +55,11 @@ impl Passes<'_> {
         let own = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
         let own = Arithmetic { operands: shown.map_or(own.operands, |shown| shown.operands), ..own };
         // A prompt may be computed from its keys and values as they are, before they are kept: then it is right.
-        let prompt = self.steps.positions(0);
-        let is_right = wrong.first().is_some_and(|id| !findings.nodes[id].is_beyond_in(&prompt));
         let stretch = self.known();
-        let later = Fresh::KINDS.into_iter().filter(|_| is_right && self.graphs.len() > 1);
+        let plain = stretch.explained(own, &scouts(&wrong))?;
+        let is_right = plain.values().all(|found| found.over_in_prompt <= HEALTHY);
+        let is_later = is_right && self.graphs.len() > 1;
+        let later = Fresh::KINDS.into_iter().filter(|_| is_later);
         let ways: Vec<Fresh> = std::iter::once(Fresh::Never).chain(later).collect();
         // What products round as well shows in none of them where none was recorded.
         let narrow = PRODUCTS.into_iter().map(|(_, narrow)| Operands::Both(narrow));
@@ -64,16 +67,31 @@ impl Passes<'_> {
         if let Some(nearest) = self.nearest(&ways, own, &scouts(&wrong))? {
             for operands in std::iter::once(nearest.operands).chain(narrow) {
                 // A form that leaves f32's roundings of most layers is the engine's, whatever is wrong in another.
-                let found = explain(&stretch, Arithmetic { operands, ..nearest }, &all, (1.0, 2))?;
-                let Some(explained) = found else { continue };
-                let wrong = explained.into_iter().filter(|(id, _)| wrong.contains(id));
-                wrong.for_each(|(id, found)| findings.at(id).settle(found));
+                let tried = Arithmetic { operands, ..nearest };
+                let explained = explain(&stretch, tried, &all, &Simulated::is_explained, 2)?;
+                // Kernels of one row may round less than those of a prompt: what they keep then falls to other numbers.
+                let one_row_is_open = operands != nearest.operands && !is_right;
+                let is_of_prompt = |found: &Simulated| found.over_in_prompt <= BARELY * HEALTHY;
+                let is_whole = explained.is_some();
+                let found = match explained {
+                    None if one_row_is_open => explain(&stretch, tried, &all, &is_of_prompt, 1)?,
+                    explained => explained,
+                };
+                let Some(found) = found else { continue };
+                for (id, found) in found.into_iter().filter(|(id, _)| wrong.contains(id)) {
+                    findings.at(id).settle(found);
+                    if !is_whole && !found.is_explained() {
+                        findings.nodes[&id] = findings.nodes[&id].as_undecided(NEEDS);
+                    }
+                }
                 return Ok(());
             }
         }
         // Of a cache that is declared nothing else is known. Behind more than attention such bits would explain what any weight is
-        // off by: low ranks beside a matmul looked like them, and still do where first rows do not tell.
-        let is_next = |id: &Checkpoint| is_next_to_attention(&findings.nodes[id]);
+        // off by: low ranks beside a matmul looked like them, and still do where first rows do not tell. A prompt that is right
+        // says that weights are.
+        let is_next = |id: &Checkpoint| is_later || is_next_to_attention(&findings.nodes[id]);
+        let own = Arithmetic { fresh: if is_later { Fresh::First } else { Fresh::Never }, ..own };
         let is_possible =
             declared.is_some() || wrong.iter().all(is_next) && self.may_be_of_few_bits(own, &all, &wrong)?;
         if is_possible {
@@ -82,8 +100,9 @@ impl Passes<'_> {
         Ok(())
     }
 
-    /// Whether eight or four bits of any form would explain nodes that are off at all positions; in f32 the first too, which sees one
-    /// value whatever its key is. Where it is right, keys alone might be of eight bits: that was tried, and only hid other bases of RoPE.
+    /// Whether eight or four bits of any form would explain nodes that are off at all positions at which they are read; in f32 the
+    /// first too, which sees one value whatever its key is. Where it is right in a prompt that reads them, keys alone might be of
+    /// eight bits: that was tried, and only hid other bases of RoPE.
     fn may_be_of_few_bits(
         &self,
         own: Arithmetic,
@@ -92,12 +111,15 @@ impl Passes<'_> {
     ) -> Result<bool> {
         // The roundings of an engine of a narrow type hide what its cache rounds in half of the rows.
         let share = if own.narrow == Storage::F32 { 1.0 } else { 2.0 };
+        let is_later = own.fresh != Fresh::Never;
         let stretch = self.known();
         let plain = stretch.explained(own, wrong)?;
-        let off = |found: &Simulated| (share * found.beyond).min(1.0);
+        let rows = |found: &Simulated| if is_later { found.later_beyond } else { found.beyond };
+        let off = |found: &Simulated| (share * rows(found)).min(1.0);
         let off = plain.values().map(off).fold(if plain.len() < wrong.len() { 0.0 } else { 1.0 }, f64::min);
         // What a narrow type rounds hides whether values alone are off, and of a first row whether it is off at all.
         let is_of_values = own.narrow != Storage::F32
+            || is_later
             || plain.values().all(|found| found.first_beyond) && self.first_rows_are_of_values(wrong)?;
         // Where it is little more than these roundings, they hide it in most rows.
         let is_hidden = plain.values().all(|found| found.is_hidden_in(own.narrow));
@@ -109,7 +131,13 @@ impl Passes<'_> {
         let eight = (Packed::Eight, OF_EIGHT_BITS, times);
         for (bits, distance, most) in [eight, (Packed::Four, OF_FOUR_BITS, 1.0)] {
             let is_little = |(_, found): &(Checkpoint, Simulated)| found.distance <= distance;
-            let explained = explain(&stretch, Arithmetic { packed: both(bits), ..own }, all, (most, 1))?;
+            let explained = explain(
+                &stretch,
+                Arithmetic { packed: both(bits), ..own },
+                all,
+                &|found| found.is_within(most),
+                1,
+            )?;
             if explained.is_some_and(|all| all.iter().all(is_little)) {
                 return Ok(true);
             }
@@ -144,20 +172,21 @@ impl Passes<'_> {
     }
 }
 
-/// What an arithmetic explains of some nodes where it leaves at most so much of one of so many of them, the first and the last tried
-/// first.
+/// What an arithmetic leaves of some nodes where that is no more than rounding of one of so many of them, the first and the last
+/// tried first.
 fn explain(
     stretch: &Stretch<'_>,
     arithmetic: Arithmetic,
     all: &IndexSet<Checkpoint>,
-    (most, one_of): (f64, usize),
+    is_rounding: &dyn Fn(&Simulated) -> bool,
+    one_of: usize,
 ) -> Result<Option<Vec<(Checkpoint, Simulated)>>> {
     let ends: IndexSet<Checkpoint> = all.first().into_iter().chain(all.last()).copied().collect();
     let mut found = Vec::new();
     let first = Some(&ends).filter(|ends| ends.len() < all.len());
     for some in first.into_iter().chain([all]) {
         found = stretch.explained(arithmetic, some)?.into_iter().collect();
-        let explained = found.iter().filter(|(_, found)| found.is_within(most)).count();
+        let explained = found.iter().filter(|(_, found)| is_rounding(found)).count();
         if found.len() < some.len() || one_of * explained < some.len() {
             return Ok(None);
         }
