@@ -109,6 +109,8 @@ pub struct Finding {
     pub contradicted_by: Option<Checkpoint>,
     /// What stands in its place then.
     pub overwritten: Option<Overwritten>,
+    /// Where the recording is wrong here, and not the engine: the first node that is wrong and no such recording.
+    pub beside: Option<Checkpoint>,
     /// What it needs to be judged where it is wrong and no mistake has its name.
     pub needs: Option<&'static str>,
     /// Whether simulated rounding explains a step of it that was looked at for its name.

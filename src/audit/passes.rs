@@ -110,7 +110,8 @@ pub fn audit(
     Ok(findings)
 }
 
-/// The same by the bounds of the worst case alone, however far they reach: nothing is simulated.
+/// The same by the bounds of the worst case alone, however far they reach; what they leave wrong of an engine that shows a narrow
+/// type, or would not see, is simulated in that one, and in no other.
 ///
 /// # Errors
 /// As [`audit`].
@@ -120,7 +121,17 @@ pub fn bounded(
     gguf: &Gguf,
     how: &How<'_>,
 ) -> Result<Findings> {
-    Ok(Passes::of(steps, graphs, gguf, how).bounded()?.1)
+    let passes = Passes::of(steps, graphs, gguf, how);
+    let (Assumed { kept, .. }, mut findings) = passes.bounded()?;
+    let is_open = |(_, finding): &(&Checkpoint, &Finding)| finding.is_wrong() || finding.is_blind();
+    let open: IndexSet<Checkpoint> = findings.nodes.iter().filter(is_open).map(|(id, _)| *id).collect();
+    if kept != Storage::F32 && !open.is_empty() {
+        let own = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
+        let simulated = passes.known().explained(own, &open)?;
+        let explained = simulated.into_iter().filter(|(_, simulated)| simulated.is_explained());
+        explained.for_each(|(id, simulated)| findings.at(id).settle(simulated));
+    }
+    Ok(findings)
 }
 
 /// Nodes that are diagnosed: the later ones are mostly the same mistake in other layers.

@@ -56,7 +56,7 @@ fn judged(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf, how: &H
     let wrong = findings.all_wrong();
     let reads = reads(graphs);
     let inputs = findings.order.iter().filter(|id| wrong.contains(*id));
-    let inputs = inputs.map(|id| (*id, wrong_inputs(*id, &reads, &findings, &wrong)));
+    let inputs = inputs.map(|id| (*id, wrong_inputs(*id, &reads, &findings, &wrong, false)));
     let mut open: Inputs = inputs.filter(|(_, of)| !of.is_empty()).collect();
     for _ in 0..ROUNDS {
         // Of what reads what is itself in question the latter is settled first.
@@ -70,6 +70,10 @@ fn judged(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf, how: &H
         open.retain(|reader, _| !some.contains_key(reader));
         clear(&some, (steps, graphs, gguf), how.rows, &mut findings)?;
     }
+    let far = behind_wrong(&reads, &findings);
+    if !far.is_empty() {
+        clear(&far, (steps, graphs, gguf), how.rows, &mut findings)?;
+    }
     overwritten::note((steps, graphs, gguf), how.rows, &reads, &mut findings)?;
     Ok(findings)
 }
@@ -79,6 +83,19 @@ type Inputs = IndexMap<Checkpoint, Vec<Checkpoint>>;
 
 /// How many readers of readers are looked at one after the other.
 const ROUNDS: usize = 3;
+
+/// Last readers of a layer that are still wrong, and all of their inputs in it that are: what is recorded wrongly, and computed from what
+/// is as well, looks like a mistake of its own beside it.
+fn behind_wrong(reads: &Reads, findings: &Findings) -> Inputs {
+    let wrong = findings.all_wrong();
+    let readers = findings.order.iter().filter(|id| wrong.contains(*id));
+    let inputs = readers.map(|id| (*id, wrong_inputs(*id, reads, findings, &wrong, true)));
+    let is_open = |id: &Checkpoint| findings.nodes[id].contradicted_by.is_none();
+    let mut far: Inputs = inputs.filter(|(_, of)| of.iter().any(is_open)).collect();
+    let read: HashSet<Checkpoint> = far.values().flatten().copied().collect();
+    far.retain(|reader, _| !read.contains(reader));
+    far
+}
 
 /// Clears readers that rounding explains where their `inputs` are computed again, which are recorded wrongly then.
 fn clear(
@@ -125,19 +142,26 @@ fn clear(
     Ok(())
 }
 
-/// What a node reads of what is wrong, be it through others that were not recorded.
+/// What a node reads of what is wrong, be it through others that were not recorded; `far`, of its layer alone, and through what is wrong
+/// there as well.
 fn wrong_inputs(
     of: Checkpoint,
     reads: &Reads,
     findings: &Findings,
     wrong: &HashSet<Checkpoint>,
+    far: bool,
 ) -> Vec<Checkpoint> {
-    let crossed = &findings.nodes[&of].bridged;
+    let mut crossed = findings.nodes[&of].bridged.clone();
     let (mut out, mut seen, mut open) = (Vec::new(), HashSet::from([of]), vec![of]);
     while let Some(reader) = open.pop() {
         for input in reads.get(&reader).into_iter().flatten().filter(|input| seen.insert(**input)) {
-            if wrong.contains(input) {
+            let is_of_layer = input.layer_index() == of.layer_index();
+            if wrong.contains(input) && (is_of_layer || !far) {
                 out.push(*input);
+                if far {
+                    crossed.extend(findings.nodes[input].bridged.iter().copied());
+                    open.push(*input);
+                }
             } else if crossed.contains(input) {
                 open.push(*input);
             }

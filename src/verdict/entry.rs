@@ -185,7 +185,10 @@ fn place(own: &Finding) -> String {
                 format!(" (it holds {} before {factor} is multiplied with it, {IN_PLACE})", held.by)
             }
         });
-        return format!(", but {reader} was computed from what it should be: {engine}{place}");
+        let beside = own
+            .beside
+            .map_or_else(String::new, |id| format!("; {id} is wrong by itself, whatever was recorded here"));
+        return format!(", but {reader} was computed from what it should be: {engine}{place}{beside}");
     }
     match own.bridged.first().zip(own.bridged.last()) {
         None => ": the bug is in this node".to_owned(),

@@ -61,6 +61,25 @@ fn what_was_overwritten_in_place_is_told_and_its_readers_are_healthy() {
     }
 }
 
+/// Hooks of transformers in bf16 that copy nothing, and code that activates and adds in place: what reads one such tensor is another.
+#[test]
+fn what_was_computed_from_an_overwritten_tensor_and_overwritten_too_is_told() {
+    let dump = "tests/data/engines/transformers-in-place.safetensors";
+    let audited = program::audit(dump.as_ref(), MODEL.as_ref(), &["--allow-missing"]);
+    let nodes = audited.report["checkpoints"].as_array().unwrap();
+    let wrong: Vec<_> = nodes.iter().filter(|node| node["verdict"] == "origin").collect();
+    assert_eq!((audited.code, wrong.len()), (1, 3 * LAYERS), "{}", audited.report["origins"]);
+    for (node, holds) in wrong.iter().zip(["attn_residual", "ffn_act before blk.0.ffn_up", "layer_out"]) {
+        let evidence = node["evidence"].as_str().unwrap();
+        assert!(evidence.contains(&format!("(it holds blk.0.{holds}")), "{evidence}");
+    }
+    for node in wrong {
+        let evidence = node["evidence"].as_str().unwrap();
+        assert!(evidence.contains("the dump is wrong here, the engine is not"), "{evidence}");
+        assert!(!evidence.contains("by itself"), "{evidence}");
+    }
+}
+
 #[test]
 fn an_activation_in_place_is_told_before_it_is_multiplied() {
     let silu = |x: &f32| x / (1.0 + (-x).exp());
@@ -76,8 +95,12 @@ fn an_activation_in_place_is_told_before_it_is_multiplied() {
 #[test]
 fn a_mistake_beside_an_overwritten_tensor_is_a_mistake() {
     let inject = ["--inject", "ffn.gelu@2"];
-    let (code, origins, _) = judged(&inject, "ffn_gate", &|of| of("ffn_act"));
+    let (code, origins, evidence) = judged(&inject, "ffn_gate", &|of| of("ffn_act"));
     assert!(code == 1 && origins.iter().any(|id| id == "blk.2.ffn_out"), "{origins:?}");
+    assert!(
+        evidence.contains("; blk.2.ffn_out is wrong by itself, whatever was recorded here"),
+        "{evidence}"
+    );
 }
 
 /// What an engine computes wrongly is read as it is by what follows: no recording is blamed for it.

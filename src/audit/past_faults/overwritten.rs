@@ -4,6 +4,8 @@
 //! left). Such a recording is wrong where its engine is not, as what was computed from the tensor says (`past_faults.rs`). Here it is
 //! taken for a recording of what reads it: where rounding explains that, it is one.
 
+use std::collections::HashSet;
+
 use super::super::instead::Instead;
 use super::super::{
     AuditRows, Finding, Findings, How, Labelled, MISTAKES_SHOW, Reads, Steps, Tensor, passes,
@@ -21,7 +23,8 @@ pub struct Overwritten {
     pub before: Option<Checkpoint>,
 }
 
-/// Notes of the first tensor of each kind that was recorded wrongly what it holds, where that is what reads it.
+/// Notes of the first tensor of each kind that was recorded wrongly what it holds, where that is what reads it, and of all what is
+/// wrong beside them.
 ///
 /// # Errors
 /// None that concerns a single node.
@@ -32,7 +35,13 @@ pub fn note(
     findings: &mut Findings,
 ) -> Result<()> {
     let mut first: Vec<Checkpoint> = Vec::new();
-    for id in findings.order.iter().filter(|id| is_past(findings, **id)) {
+    let past: HashSet<Checkpoint> =
+        findings.order.iter().filter(|id| is_past(findings, **id)).copied().collect();
+    let mut wrong = findings.order.iter().filter(|id| findings.nodes.get(*id).is_some_and(Finding::is_wrong));
+    // Of an engine that is wrong too, what a wrong node reads was recorded as wrongly as in other layers.
+    let beside = wrong.find(|id| past.iter().all(|known| known.kind() != id.kind())).copied();
+    past.iter().for_each(|id| findings.at(*id).beside = beside);
+    for id in findings.order.iter().filter(|id| past.contains(*id)) {
         if !first.iter().any(|known| known.kind() == id.kind()) {
             first.push(*id);
         }
@@ -45,7 +54,7 @@ pub fn note(
         let before = gated.map(|by| Overwritten { by: *by, before: Some(id.sibling(Kind::FfnUp)) });
         let whole = readers.iter().map(|by| Overwritten { by: *by, before: None });
         for held in whole.chain(before) {
-            if holds(of, rows, (id, held))? {
+            if holds(of, rows, (id, held), &past)? {
                 findings.at(id).overwritten = Some(held);
                 findings.at(id).forget_names();
                 break;
@@ -59,25 +68,27 @@ fn is_past(findings: &Findings, id: Checkpoint) -> bool {
     findings.nodes.get(&id).is_some_and(|finding| finding.contradicted_by.is_some())
 }
 
-/// Whether rounding explains what was recorded of a tensor as what may stand in its place.
+/// Whether rounding explains what was recorded of a tensor as what may stand in its place; other tensors of the `past` were recorded
+/// wrongly as well.
 fn holds(
     (steps, graphs, gguf): (&dyn Steps, &[(usize, &Labelled)], &Gguf),
     rows: AuditRows,
     (id, held): (Checkpoint, Overwritten),
+    past: &HashSet<Checkpoint>,
 ) -> Result<bool> {
     let of = |step: usize, asked: Checkpoint| match asked {
-        _ if asked == id => Some(None),
         _ if asked == held.by => Some(steps.tensor(step, id).and_then(|own| match held.before {
             Some(factor) => multiplied(own, &steps.tensor(step, factor)?),
             None => Some(own),
         })),
+        _ if past.contains(&asked) => Some(None),
         _ => None,
     };
     let wants = |asked: Checkpoint| asked == held.by;
     let how = How { rows, wants: &wants, diagnose: None, look: None };
     let found = passes::bounded(&Instead { steps, of: &of, chosen: &|_| true }, graphs, gguf, &how)?;
-    let is_near = |found: &Finding| found.audit()?.local.hides().map(|hides| hides <= MISTAKES_SHOW);
-    let is_it = |found: &Finding| found.judged > 0 && found.is_healthy() && is_near(found) == Some(true);
+    let is_near = |found: &Finding| found.audit().is_some_and(|audit| audit.local.rel_l2 <= MISTAKES_SHOW);
+    let is_it = |found: &Finding| found.judged > 0 && found.is_healthy() && is_near(found);
     Ok(found.nodes.get(&held.by).is_some_and(is_it))
 }
 
