@@ -3,13 +3,19 @@
 
 use std::collections::BTreeSet;
 
+use indexmap::IndexSet;
 use parity_graph::{Id, Op};
 
-use super::{Exact, Labelled, Steps, exact};
+use super::best::{Simulated, scouts};
+use super::simulate::Stretch;
+use super::storage_types::shown;
+use super::{Exact, Finding, Findings, Labelled, Steps, exact};
+use crate::arithmetic::Arithmetic;
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use crate::gguf::{Gguf, Loaded, TensorRef};
 use crate::numerics::Storage;
+use crate::watch;
 
 /// Nodes that are looked at, from the first to the last.
 const NODES_MAX: usize = 8;
@@ -99,6 +105,50 @@ pub fn kept(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf) -> Re
         loaded = with_vectors(steps, graphs, gguf, loaded)?;
     }
     Ok(gguf.loaded(loaded)?.map(|gguf| (loaded, gguf)))
+}
+
+/// What a producer rounds as it loads it, and the model file as it reads it, where that alone leaves f32's roundings of nodes behind
+/// much that was not recorded, as logits alone are, and nothing else explains or names what they are off by.
+///
+/// # Errors
+/// A file that cannot be read; those of the machine.
+pub fn behind(
+    steps: &dyn Steps,
+    graphs: &[(usize, &Labelled)],
+    gguf: &Gguf,
+    findings: &Findings,
+) -> Result<Option<(Loaded, Gguf)>> {
+    if steps.is_own_graph() || watch::over().is_some() || shown(steps, graphs) != Storage::F32 {
+        return Ok(None);
+    }
+    let is_recorded = |id: &Checkpoint| graphs.iter().any(|(step, _)| steps.rows(*step, *id).is_some());
+    let is_open = |found: &Finding| {
+        let is_unknown = found.is_wrong() || found.undecided.is_some() || found.hidden().is_some();
+        (found.judged == 0 || !found.bridged.is_empty()) && found.diagnosis().0.is_empty() && is_unknown
+    };
+    let is_open = |id: &&Checkpoint| findings.nodes.get(*id).is_some_and(is_open) && is_recorded(id);
+    let open: IndexSet<Checkpoint> = findings.order.iter().filter(is_open).copied().collect();
+    let some = scouts(&open);
+    if some.is_empty() {
+        return Ok(None);
+    }
+    let apart = |gguf: &Gguf| Stretch::of_known(steps, graphs, gguf).apart(Arithmetic::EXACT, &some);
+    let filed = apart(gguf)?;
+    for kept in [Storage::F16, Storage::Bf16].map(Some) {
+        let vectors = Loaded { vectors: kept, ..Loaded::default() };
+        let matrices = Loaded { tables: kept, matrices: kept, ..Loaded::default() };
+        for loaded in [vectors, matrices, Loaded { vectors: kept, ..matrices }] {
+            let Some(rounded) = gguf.loaded(loaded)? else { continue };
+            if !(apart(&rounded)? <= LEFT_ALONE * filed) {
+                continue;
+            }
+            let found = Stretch::of_known(steps, graphs, &rounded).explained(Arithmetic::EXACT, &some)?;
+            if found.len() == some.len() && found.values().all(Simulated::is_explained) {
+                return Ok(Some((loaded, rounded)));
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// How nodes compare whose errors with the file are known, with it and with what a loader makes of it.

@@ -34,8 +34,15 @@ pub fn audit(
     gguf: &Gguf,
     how: &How<'_>,
 ) -> Result<Findings> {
-    let Some((loaded, rounded)) = loaded::kept(steps, graphs, gguf)? else {
-        return judged(steps, graphs, gguf, how);
+    let (loaded, rounded) = match loaded::kept(steps, graphs, gguf)? {
+        Some(kept) => kept,
+        None => {
+            let findings = judged(steps, graphs, gguf, how)?;
+            match loaded::behind(steps, graphs, gguf, &findings)? {
+                Some(kept) => kept,
+                None => return Ok(findings),
+            }
+        }
     };
     let findings = judged(steps, graphs, &rounded, how)?;
     Ok(Findings { loaded, ..findings })

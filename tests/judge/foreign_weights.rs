@@ -5,6 +5,7 @@ use std::process::Command;
 
 use parity::checkpoint::Kind;
 use parity::gguf::{DType, Gguf, Value};
+use parity::numerics::Storage;
 use parity_dump::{Dump, Producer, Writer};
 use serde_json::Value as Json;
 use tempfile::TempDir;
@@ -209,6 +210,39 @@ fn a_loader_that_rounds_shows_in_those_matrices_alone_that_an_adapter_was_merged
             "{}",
             report["notes"]
         );
+    }
+}
+
+/// What a loader rounds shows in no vector of its own where logits or layer outputs alone were recorded.
+#[test]
+fn a_loader_that_rounds_is_told_from_what_lies_behind_it_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    for (storage, all, keeps, mistakes) in [
+        (Storage::F16, false, "logits", &[&[][..], &["--inject", "norm.eps=1e-5"]][..]),
+        (Storage::Bf16, true, "layer_out", &[&[]]),
+    ] {
+        let rounded = |_: &str, cols: usize, values: &mut [f32]| {
+            if all || cols == values.len() {
+                storage.store(values);
+            }
+        };
+        let loaded = other(folder.path(), rounded);
+        for &mistake in mistakes {
+            let (_kept, run) = kept(&loaded, VOCAB_TINY, 15, &[&["--numerics", "f32"], mistake].concat());
+            let dump = tempfile::tempdir().unwrap();
+            let dump = dump.path().join("dump");
+            write(&run, &dump, false);
+            for step in std::fs::read_dir(&dump).unwrap().map(|file| file.unwrap().path()) {
+                if step.extension().is_some_and(|kind| kind == "safetensors") {
+                    edited::keep(&step, |name| name.ends_with(keeps));
+                }
+            }
+            let audited = program::audit(&dump, &tiny(), &["--allow-missing"]);
+            let told = audited.report["notes"].to_string().contains("those of the file rounded to");
+            let (told, reason) = ((audited.code == 0, told), &audited.report["reason"]);
+            let wanted = (mistake.is_empty(), mistake.is_empty());
+            assert_eq!(told, wanted, "{storage:?} {keeps} {mistake:?}: {reason}");
+        }
     }
 }
 
