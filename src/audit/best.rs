@@ -23,8 +23,9 @@ pub struct Simulated {
     pub position: u32,
     /// How many rows are further off than rounding explains there, of all.
     pub beyond: f64,
-    /// The same of the steps after the first alone.
+    /// The same of the steps after the first alone, and their distance from exact arithmetic, relative.
     pub later_beyond: f64,
+    pub later_distance: f64,
     /// The largest distance of a row of the first step, as in `over`.
     pub over_in_prompt: f64,
     /// Whether rows of position 0 all are, if any was recorded.
@@ -62,6 +63,8 @@ impl Simulated {
             |rows: &[&Row]| rows.iter().filter(|row| is_beyond(row)).count() as f64 / rows.len() as f64;
         let (prompt, later): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.step == 0);
         let (beyond, later_beyond) = (share(&rows.iter().collect::<Vec<_>>()), share(&later));
+        let squares = |of: fn(&Row) -> f64| later.iter().map(|row| of(row).powi(2)).sum::<f64>();
+        let later_distance = (squares(|row| row.distance) / squares(|row| row.size)).sqrt();
         let over_in_prompt = prompt.into_iter().map(over).max_by(f64::total_cmp).unwrap_or(0.0);
         let first_beyond = rows.iter().filter(|row| row.position == 0).all(is_beyond);
         let mut apart: Vec<f64> = rows.iter().map(|row| row.distance / row.size).collect();
@@ -75,6 +78,7 @@ impl Simulated {
             position,
             beyond,
             later_beyond,
+            later_distance,
             over_in_prompt,
             first_beyond,
             usual,

@@ -7,7 +7,7 @@ use indexmap::IndexSet;
 use super::best::Simulated;
 use super::named::{Agreed, Names};
 use super::node::Held;
-use super::past_faults::Overwritten;
+use super::past_faults::{Beside, Overwritten};
 use super::rows::Arrangement;
 use crate::checkpoint::Checkpoint;
 use crate::engine::op_by_op::Unknown;
@@ -109,8 +109,8 @@ pub struct Finding {
     pub contradicted_by: Option<Checkpoint>,
     /// What stands in its place then.
     pub overwritten: Option<Overwritten>,
-    /// Where the recording is wrong here, and not the engine: the first node that is wrong and no such recording.
-    pub beside: Option<Checkpoint>,
+    /// What is not right, or not known to be, where the recording is wrong here.
+    pub beside: Option<Beside>,
     /// What it needs to be judged where it is wrong and no mistake has its name.
     pub needs: Option<&'static str>,
     /// Whether simulated rounding explains a step of it that was looked at for its name.

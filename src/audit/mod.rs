@@ -90,7 +90,7 @@ pub use needed::needed;
 pub use node::{Held, Hypothesis, Sight, expected, hypotheses, judge};
 pub use order::order;
 use passes::Assumed;
-pub use past_faults::audit;
+pub use past_faults::{Beside, audit};
 use pending::Pending;
 pub use prompt::Prompt;
 use replay::Replayed;

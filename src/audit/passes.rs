@@ -27,7 +27,7 @@ use super::finding::Finding;
 use super::needed::needed;
 use super::pending::Pending;
 use super::{
-    Auditor, Findings, How, Labelled, Naming, Steps, attentions, cut_out, kinds, lost_steps, order,
+    Auditor, Findings, How, Labelled, Naming, Steps, attentions, best, cut_out, kinds, lost_steps, order,
     shown_products, simulate, storage_types,
 };
 use crate::arithmetic::{Arithmetic, Cached, Storing};
@@ -110,8 +110,8 @@ pub fn audit(
     Ok(findings)
 }
 
-/// The same by the bounds of the worst case alone, however far they reach; what they leave wrong of an engine that shows a narrow
-/// type, or would not see, is simulated in that one, and in no other.
+/// The same by the bounds of the worst case alone, however far they reach; what they leave wrong, or would not see, is simulated in
+/// the type that the engine shows, and in no other.
 ///
 /// # Errors
 /// As [`audit`].
@@ -125,11 +125,14 @@ pub fn bounded(
     let (Assumed { kept, .. }, mut findings) = passes.bounded()?;
     let is_open = |(_, finding): &(&Checkpoint, &Finding)| finding.is_wrong() || finding.is_blind();
     let open: IndexSet<Checkpoint> = findings.nodes.iter().filter(is_open).map(|(id, _)| *id).collect();
-    if kept != Storage::F32 && !open.is_empty() {
+    if !open.is_empty() {
         let own = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
         let simulated = passes.known().explained(own, &open)?;
-        let explained = simulated.into_iter().filter(|(_, simulated)| simulated.is_explained());
-        explained.for_each(|(id, simulated)| findings.at(id).settle(simulated));
+        let explained = simulated.values().filter(|found| found.is_explained()).count();
+        // Of an engine whose arithmetic explains most of them the others are wrong.
+        let takes = |found: &best::Simulated| found.is_explained() || 2 * explained > open.len();
+        let taken = simulated.into_iter().filter(|(_, found)| takes(found));
+        taken.for_each(|(id, found)| findings.at(id).settle(found));
     }
     Ok(findings)
 }

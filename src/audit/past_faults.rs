@@ -15,7 +15,7 @@ use super::{AuditRows, Finding, Findings, How, Labelled, Reads, Steps, loaded, o
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use crate::gguf::Gguf;
-pub use overwritten::Overwritten;
+pub use overwritten::{Beside, Overwritten};
 
 /// What is missing of a reader that is not judged without its inputs.
 const UNKNOWN: &str = "what it was computed from, which is recorded wrongly";
@@ -65,6 +65,7 @@ fn judged(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf, how: &H
     let inputs = findings.order.iter().filter(|id| wrong.contains(*id));
     let inputs = inputs.map(|id| (*id, wrong_inputs(*id, &reads, &findings, &wrong, false)));
     let mut open: Inputs = inputs.filter(|(_, of)| !of.is_empty()).collect();
+    let mut unknown = None;
     for _ in 0..ROUNDS {
         // Of what reads what is itself in question the latter is settled first.
         let is_known = |input: &&Checkpoint| !open.contains_key(*input) && findings.nodes[*input].is_wrong();
@@ -75,13 +76,13 @@ fn judged(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf, how: &H
             break;
         }
         open.retain(|reader, _| !some.contains_key(reader));
-        clear(&some, (steps, graphs, gguf), how.rows, &mut findings)?;
+        unknown = unknown.or(clear(&some, (steps, graphs, gguf), how.rows, &mut findings)?);
     }
     let far = behind_wrong(&reads, &findings);
     if !far.is_empty() {
-        clear(&far, (steps, graphs, gguf), how.rows, &mut findings)?;
+        unknown = unknown.or(clear(&far, (steps, graphs, gguf), how.rows, &mut findings)?);
     }
-    overwritten::note((steps, graphs, gguf), how.rows, &reads, &mut findings)?;
+    overwritten::note((steps, graphs, gguf), (how.rows, unknown), &reads, &mut findings)?;
     Ok(findings)
 }
 
@@ -96,21 +97,27 @@ const ROUNDS: usize = 3;
 fn behind_wrong(reads: &Reads, findings: &Findings) -> Inputs {
     let wrong = findings.all_wrong();
     let readers = findings.order.iter().filter(|id| wrong.contains(*id));
-    let inputs = readers.map(|id| (*id, wrong_inputs(*id, reads, findings, &wrong, true)));
+    let inputs = |id: Checkpoint, far: bool| wrong_inputs(id, reads, findings, &wrong, far);
     let is_open = |id: &Checkpoint| findings.nodes[id].contradicted_by.is_none();
-    let mut far: Inputs = inputs.filter(|(_, of)| of.iter().any(is_open)).collect();
+    // Those that read no more so were judged without all that they read.
+    let reads_more = |(id, of): &(Checkpoint, Vec<Checkpoint>)| {
+        of.iter().any(is_open)
+            && of.len() > inputs(*id, false).iter().filter(|input| of.contains(input)).count()
+    };
+    let mut far: Inputs = readers.map(|id| (*id, inputs(*id, true))).filter(reads_more).collect();
     let read: HashSet<Checkpoint> = far.values().flatten().copied().collect();
     far.retain(|reader, _| !read.contains(reader));
     far
 }
 
-/// Clears readers that rounding explains where their `inputs` are computed again, which are recorded wrongly then.
+/// Clears readers that rounding explains where their `inputs` are computed again, which are recorded wrongly then; the first of those
+/// that are not judged without them.
 fn clear(
     inputs: &Inputs,
     (steps, graphs, gguf): (&dyn Steps, &[(usize, &Labelled)], &Gguf),
     rows: AuditRows,
     findings: &mut Findings,
-) -> Result<()> {
+) -> Result<Option<Checkpoint>> {
     // In the rows that are wrong alone: of the others a long stretch hides how much nearer one row is.
     let audits = inputs.keys().filter_map(|reader| findings.nodes[reader].audit());
     let beyond: HashSet<u32> = audits.flat_map(|audit| audit.rows_beyond).collect();
@@ -130,6 +137,7 @@ fn clear(
     let is_open = inputs.keys().filter_map(|reader| past.nodes.get(reader)).any(is_unsettled);
     // How near readers are as they were recorded is asked of those alone that are explained, and not settled without that.
     let as_recorded = if is_open { without(HashSet::new())? } else { Findings::default() };
+    let mut unknown = None;
     for (reader, inputs) in inputs {
         let Some(found) = past.nodes.swap_remove(reader) else { continue };
         let far = |finding: &Finding| finding.audit().map(|audit| audit.local.rel_l2);
@@ -143,10 +151,13 @@ fn clear(
         for input in inputs.iter().filter(|_| settled || nearer) {
             findings.at(*input).contradicted_by.get_or_insert(*reader);
         }
+        if !settled {
+            unknown.get_or_insert(*reader);
+        }
         let found = if settled { found } else { found.as_undecided(UNKNOWN) };
         findings.nodes.insert(*reader, found);
     }
-    Ok(())
+    Ok(unknown)
 }
 
 /// What a node reads of what is wrong, be it through others that were not recorded; `far`, of its layer alone, and through what is wrong

@@ -1,7 +1,7 @@
 //! The answer for one id, from what audits and comparisons found.
 
 use super::left_out::remarks;
-use crate::audit::{Carried, Finding};
+use crate::audit::{Beside, Carried, Finding};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Comparison, Status};
 use crate::dump::Unfinite;
@@ -185,9 +185,13 @@ fn place(own: &Finding) -> String {
                 format!(" (it holds {} before {factor} is multiplied with it, {IN_PLACE})", held.by)
             }
         });
-        let beside = own
-            .beside
-            .map_or_else(String::new, |id| format!("; {id} is wrong by itself, whatever was recorded here"));
+        let beside = match own.beside {
+            None => String::new(),
+            Some(Beside::Wrong(id)) => format!("; {id} is wrong by itself, whatever was recorded here"),
+            Some(Beside::Unknown(id)) => format!(
+                "; {id}, which reads it, is not judged: whether the engine is right there is not known"
+            ),
+        };
         return format!(", but {reader} was computed from what it should be: {engine}{place}{beside}");
     }
     match own.bridged.first().zip(own.bridged.last()) {

@@ -3,14 +3,16 @@
 
 use std::path::Path;
 
+use half::bf16;
 use parity::model::builders::{Shape, build};
 use parity::model::diff::diff;
 
 use parity_graph::Graph;
+use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 
 use crate::support::graphs::record::{record, record_with};
 use crate::support::graphs::{fill, head, hollow, recorded};
-use crate::support::program::{flat, parity};
+use crate::support::program::{self, Copied, flat, parity};
 
 /// Graphs of llama.cpp 0.5.0 with `-ctk`, `-ctv` and flash attention: block-quantised caches are rotated.
 const CACHES: [(&str, &str); 3] =
@@ -91,4 +93,35 @@ fn a_mistake_in_front_of_a_quantised_cache_is_found() {
         })
     });
     assert!(audit(&dump, &file, 1).contains("DIVERGES at blk.1.flash_attn_ext"));
+}
+
+/// transformers keeps a prompt in four bits behind its own pass: decode steps alone read that, and in a form that is not followed. What
+/// is off by more than four bits is a mistake.
+#[test]
+fn a_cache_that_decode_steps_alone_read_is_undecided_and_hides_no_more_than_its_bits() {
+    let model = "reference-dumps/models/qwen2-tiny-py-F16.gguf".as_ref();
+    for (factor, code) in [(1.0, 2), (1.4, 1)] {
+        let copy = Copied::of("tests/data/engines/transformers-quanto4");
+        for step in 1..5 {
+            let path = copy.file(&format!("step-000{step}.safetensors"));
+            let bytes = std::fs::read(&path).unwrap();
+            let file = SafeTensors::deserialize(&bytes).unwrap();
+            let scaled = file.iter().map(|(name, view)| {
+                let by = if name.ends_with("attn_out") { factor } else { 1.0 };
+                let values =
+                    view.data().as_chunks().0.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32());
+                let bytes: Vec<u8> = values.flat_map(|x| bf16::from_f32(by * x).to_le_bytes()).collect();
+                (name.to_owned(), view.shape().to_vec(), bytes)
+            });
+            let scaled: Vec<_> = scaled.collect();
+            let views = scaled.iter().map(|(name, shape, bytes)| {
+                (name.as_str(), TensorView::new(Dtype::BF16, shape.clone(), bytes).unwrap())
+            });
+            std::fs::write(&path, serialize(views, None).unwrap()).unwrap();
+        }
+        let audited = program::audit(copy.path().as_ref(), model, &["--allow-missing"]);
+        let reason = audited.report["reason"].to_string();
+        assert_eq!(audited.code, code, "{factor}: {reason}");
+        assert_eq!(reason.contains("a cache of 8 or 4 bits"), code == 2, "{factor}: {reason}");
+    }
 }

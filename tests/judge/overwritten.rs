@@ -35,6 +35,9 @@ fn judged(
         }
         !UNSEEN.iter().any(|kind| name.ends_with(kind))
     });
+    if !numerics.contains(&"--numerics") {
+        edited::undeclare(&dump);
+    }
     let audited = program::audit(&dump, MODEL.as_ref(), &["--allow-missing"]);
     let origins = audited.report["origins"].as_array().unwrap().clone();
     let nodes = audited.report["checkpoints"].as_array().unwrap();
@@ -101,6 +104,22 @@ fn a_mistake_beside_an_overwritten_tensor_is_a_mistake() {
         evidence.contains("; blk.2.ffn_out is wrong by itself, whatever was recorded here"),
         "{evidence}"
     );
+}
+
+/// What reads such a tensor is computed from what it should be in f32: one of several that is off is wrong itself, all of them are not
+/// judged, and that is said.
+#[test]
+fn a_mistake_in_what_reads_an_overwritten_tensor_is_told() {
+    for (inject, wrong) in [
+        ("data.scaled=1.05@blk.2.attn_out", Some("; blk.2.attn_out is wrong by itself")),
+        ("attn.scale=0.212", None),
+    ] {
+        let (code, origins, evidence) = judged(&["--inject", inject], "q", &|of| of("q_rope"));
+        assert_eq!(code, 1, "{origins:?}");
+        let said = wrong.unwrap_or("; blk.0.attn_out, which reads it, is not judged");
+        assert!(evidence.contains(said), "{inject}: {evidence}");
+        assert_eq!(origins.iter().any(|id| id == "blk.2.attn_out"), wrong.is_some(), "{inject}: {origins:?}");
+    }
 }
 
 /// What an engine computes wrongly is read as it is by what follows: no recording is blamed for it.

@@ -89,7 +89,8 @@ impl Passes<'_> {
         }
         // Of a cache that is declared nothing else is known. Behind more than attention such bits would explain what any weight is
         // off by: low ranks beside a matmul looked like them, and still do where first rows do not tell. A prompt that is right
-        // says that weights are.
+        // says that weights are. In f32 mistakes of decode steps alone are as little: there no such cache was seen.
+        let is_later = is_later && kept != Storage::F32;
         let is_next = |id: &Checkpoint| is_later || is_next_to_attention(&findings.nodes[id]);
         let own = Arithmetic { fresh: if is_later { Fresh::First } else { Fresh::Never }, ..own };
         let is_possible =
@@ -119,7 +120,6 @@ impl Passes<'_> {
         let off = plain.values().map(off).fold(if plain.len() < wrong.len() { 0.0 } else { 1.0 }, f64::min);
         // What a narrow type rounds hides whether values alone are off, and of a first row whether it is off at all.
         let is_of_values = own.narrow != Storage::F32
-            || is_later
             || plain.values().all(|found| found.first_beyond) && self.first_rows_are_of_values(wrong)?;
         // Where it is little more than these roundings, they hide it in most rows.
         let is_hidden = plain.values().all(|found| found.is_hidden_in(own.narrow));
@@ -130,7 +130,8 @@ impl Passes<'_> {
         let times = if own.narrow == Storage::F32 { 1.0 } else { APART };
         let eight = (Packed::Eight, OF_EIGHT_BITS, times);
         for (bits, distance, most) in [eight, (Packed::Four, OF_FOUR_BITS, 1.0)] {
-            let is_little = |(_, found): &(Checkpoint, Simulated)| found.distance <= distance;
+            let far = |found: &Simulated| if is_later { found.later_distance } else { found.distance };
+            let is_little = |(_, found): &(Checkpoint, Simulated)| far(found) <= distance;
             let explained = explain(
                 &stretch,
                 Arithmetic { packed: both(bits), ..own },

@@ -23,14 +23,23 @@ pub struct Overwritten {
     pub before: Option<Checkpoint>,
 }
 
+/// What is not right beside tensors that were recorded wrongly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beside {
+    /// A node that is wrong itself.
+    Wrong(Checkpoint),
+    /// A reader that is not judged without them.
+    Unknown(Checkpoint),
+}
+
 /// Notes of the first tensor of each kind that was recorded wrongly what it holds, where that is what reads it, and of all what is
-/// wrong beside them.
+/// wrong beside them, or else the first reader that is `unknown` without them.
 ///
 /// # Errors
 /// None that concerns a single node.
 pub fn note(
     of: (&dyn Steps, &[(usize, &Labelled)], &Gguf),
-    rows: AuditRows,
+    (rows, unknown): (AuditRows, Option<Checkpoint>),
     reads: &Reads,
     findings: &mut Findings,
 ) -> Result<()> {
@@ -39,7 +48,8 @@ pub fn note(
         findings.order.iter().filter(|id| is_past(findings, **id)).copied().collect();
     let mut wrong = findings.order.iter().filter(|id| findings.nodes.get(*id).is_some_and(Finding::is_wrong));
     // Of an engine that is wrong too, what a wrong node reads was recorded as wrongly as in other layers.
-    let beside = wrong.find(|id| past.iter().all(|known| known.kind() != id.kind())).copied();
+    let wrong = wrong.find(|id| past.iter().all(|known| known.kind() != id.kind())).copied();
+    let beside = wrong.map(Beside::Wrong).or(unknown.map(Beside::Unknown));
     past.iter().for_each(|id| findings.at(*id).beside = beside);
     for id in findings.order.iter().filter(|id| past.contains(*id)) {
         if !first.iter().any(|known| known.kind() == id.kind()) {
