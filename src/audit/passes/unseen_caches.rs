@@ -78,12 +78,7 @@ impl Passes<'_> {
                     explained => explained,
                 };
                 let Some(found) = found else { continue };
-                for (id, found) in found.into_iter().filter(|(id, _)| wrong.contains(id)) {
-                    findings.at(id).settle(found);
-                    if !is_whole && !found.is_explained() {
-                        findings.nodes[&id] = findings.nodes[&id].as_undecided(NEEDS);
-                    }
-                }
+                take(found.into_iter().filter(|(id, _)| wrong.contains(id)), is_whole, findings);
                 return Ok(());
             }
         }
@@ -170,6 +165,16 @@ impl Passes<'_> {
             }
         }
         Ok(nearest)
+    }
+}
+
+/// Takes what a cache explains of nodes that were wrong. Where it explains prompts and not the whole, what it leaves is undecided.
+fn take(found: impl Iterator<Item = (Checkpoint, Simulated)>, is_whole: bool, findings: &mut Findings) {
+    for (id, found) in found {
+        findings.at(id).settle(found);
+        if !is_whole && !found.is_explained() {
+            findings.nodes[&id] = findings.nodes[&id].as_undecided(NEEDS);
+        }
     }
 }
 
