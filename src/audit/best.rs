@@ -59,10 +59,10 @@ impl Simulated {
         let is_beyond = |row: &Row| !(over(row) <= HEALTHY);
         let worst = rows.iter().max_by(|a, b| over(a).total_cmp(&over(b)))?;
         let band = SCATTER * spread;
-        let share =
-            |rows: &[&Row]| rows.iter().filter(|row| is_beyond(row)).count() as f64 / rows.len() as f64;
+        let count = |rows: &[&Row]| rows.iter().filter(|row| is_beyond(row)).count() as f64;
         let (prompt, later): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.step == 0);
-        let (beyond, later_beyond) = (share(&rows.iter().collect::<Vec<_>>()), share(&later));
+        let (beyond, later_beyond) = (count(&prompt) + count(&later), count(&later) / later.len() as f64);
+        let beyond = beyond / rows.len() as f64;
         let squares = |of: fn(&Row) -> f64| later.iter().map(|row| of(row).powi(2)).sum::<f64>();
         let later_distance = (squares(|row| row.distance) / squares(|row| row.size)).sqrt();
         let over_in_prompt = prompt.into_iter().map(over).max_by(f64::total_cmp).unwrap_or(0.0);

@@ -9,7 +9,7 @@ use parity_graph::{Id, Op};
 use super::best::scouts;
 use super::simulate::Stretch;
 use super::storage_types::shown;
-use super::{Exact, Finding, Findings, Labelled, Steps, exact};
+use super::{Exact, Finding, Findings, Labelled, Steps, exact, is_recorded};
 use crate::arithmetic::Arithmetic;
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
@@ -121,12 +121,12 @@ pub fn behind(
     if steps.is_own_graph() || watch::over().is_some() || shown(steps, graphs) != Storage::F32 {
         return Ok(None);
     }
-    let is_recorded = |id: &Checkpoint| graphs.iter().any(|(step, _)| steps.rows(*step, *id).is_some());
     let is_open = |found: &Finding| {
         let is_unknown = found.is_wrong() || found.undecided.is_some() || found.hidden().is_some();
         (found.judged == 0 || !found.bridged.is_empty()) && found.diagnosis().0.is_empty() && is_unknown
     };
-    let is_open = |id: &&Checkpoint| findings.nodes.get(*id).is_some_and(is_open) && is_recorded(id);
+    let is_open =
+        |id: &&Checkpoint| findings.nodes.get(*id).is_some_and(is_open) && is_recorded(steps, graphs, **id);
     let open: IndexSet<Checkpoint> = findings.order.iter().filter(is_open).copied().collect();
     let some = scouts(&open);
     if some.is_empty() {

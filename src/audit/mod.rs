@@ -88,7 +88,7 @@ use named::Naming;
 pub use named::{Named, Names};
 pub use needed::needed;
 pub use node::{Held, Hypothesis, Sight, expected, hypotheses, judge};
-pub use order::order;
+pub use order::{is_recorded, order};
 use passes::Assumed;
 pub use past_faults::{Beside, audit};
 use pending::Pending;

@@ -1,9 +1,14 @@
-//! The order in which the nodes of several graphs are shown.
+//! The order in which the nodes of several graphs are shown, and whether one was recorded.
 
 use std::collections::HashMap;
 
-use super::Labelled;
+use super::{Labelled, Steps};
 use crate::checkpoint::Checkpoint;
+
+/// Whether a node was recorded in any step.
+pub fn is_recorded(steps: &dyn Steps, graphs: &[(usize, &Labelled)], id: Checkpoint) -> bool {
+    graphs.iter().any(|(step, _)| steps.rows(*step, id).is_some())
+}
 
 /// Every wanted id once, where it first comes; one that only a later graph has follows what stands before it there.
 pub fn order(graphs: &[(usize, &Labelled)], wants: &dyn Fn(Checkpoint) -> bool) -> Vec<Checkpoint> {

@@ -27,8 +27,8 @@ use super::finding::Finding;
 use super::needed::needed;
 use super::pending::Pending;
 use super::{
-    Auditor, Findings, How, Labelled, Naming, Steps, attentions, best, cut_out, kinds, lost_steps, order,
-    shown_products, simulate, storage_types,
+    Auditor, Findings, How, Labelled, Naming, Steps, attentions, best, cut_out, is_recorded, kinds,
+    lost_steps, order, shown_products, simulate, storage_types,
 };
 use crate::arithmetic::{Arithmetic, Cached, Storing};
 use crate::checkpoint::{Checkpoint, Kind};
@@ -165,8 +165,7 @@ impl<'a> Passes<'a> {
         gguf: &'a Gguf,
         how: &'a How<'a>,
     ) -> Passes<'a> {
-        let is_recorded = |id: Checkpoint| graphs.iter().any(|(step, _)| steps.rows(*step, id).is_some());
-        let of = order(graphs, &|id| (how.wants)(id) && is_recorded(id)).len();
+        let of = order(graphs, &|id| (how.wants)(id) && is_recorded(steps, graphs, id)).len();
         Passes { steps, graphs, gguf, how, of: Cell::new(Some(of)) }
     }
 

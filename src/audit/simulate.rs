@@ -71,6 +71,13 @@ pub struct Stretch<'a> {
     copies: Option<Storage>,
 }
 
+/// Distances of so many nodes as one; NaN where one is not known.
+pub fn together(distances: impl ExactSizeIterator<Item = f64>, of: usize) -> f64 {
+    let is_known = distances.len() >= of;
+    let apart = distances.map(|distance| distance.powi(2)).sum::<f64>().sqrt();
+    if is_known { apart } else { f64::NAN }
+}
+
 impl<'a> Stretch<'a> {
     /// Of a producer whose arithmetic is known.
     pub fn of_known(
@@ -130,9 +137,7 @@ impl<'a> Stretch<'a> {
     /// # Errors
     /// Those of the machine.
     pub fn apart(&self, arithmetic: Arithmetic, open: &IndexSet<Checkpoint>) -> Result<f64> {
-        let found = self.distances(arithmetic, open)?;
-        let apart = found.values().map(|distance| distance.powi(2)).sum::<f64>().sqrt();
-        Ok(if found.len() < open.len() { f64::NAN } else { apart })
+        Ok(together(self.distances(arithmetic, open)?.into_values(), open.len()))
     }
 
     /// Those of some nodes that attention lies before which was not recorded.

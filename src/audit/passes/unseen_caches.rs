@@ -4,14 +4,13 @@
 //! The stretch up to such a node is executed over each cache whose form is known. Of its own an engine is off by roundings of
 //! the little that lies in the middle between two numbers, of any other by what both round.
 
-use indexmap::IndexSet;
+use indexmap::{IndexMap, IndexSet};
 
 use super::super::attentions::attends;
 use super::super::best::{Simulated, scouts};
 use super::super::shown_products::Shown;
-use super::super::simulate::Stretch;
+use super::super::simulate::{Stretch, together};
 use super::packed::OF_FOUR_BITS;
-
 use super::{APART, BARELY, DIAGNOSED_MAX, Findings, Passes};
 use crate::arithmetic::{Arithmetic, CACHES, Cached, Fresh, Operands, Packed, both, bounded_by};
 use crate::audit::{Finding, OF_EIGHT_BITS, PRODUCTS};
@@ -56,7 +55,8 @@ impl Passes<'_> {
         let own = Arithmetic { operands: shown.map_or(own.operands, |shown| shown.operands), ..own };
         // A prompt may be computed from its keys and values as they are, before they are kept: then it is right.
         let stretch = self.known();
-        let plain = stretch.explained(own, &scouts(&wrong))?;
+        let some = scouts(&wrong);
+        let plain = stretch.explained(own, &some)?;
         let is_right = plain.values().all(|found| found.over_in_prompt <= HEALTHY);
         let is_later = is_right && self.graphs.len() > 1;
         let later = Fresh::KINDS.into_iter().filter(|_| is_later);
@@ -64,7 +64,7 @@ impl Passes<'_> {
         // What products round as well shows in none of them where none was recorded.
         let narrow = PRODUCTS.into_iter().map(|(_, narrow)| Operands::Both(narrow));
         let narrow = narrow.filter(|_| kept == Storage::F32 && shown.is_none() && declared.is_none());
-        if let Some(nearest) = self.nearest(&ways, own, &scouts(&wrong))? {
+        if let Some(nearest) = self.nearest(&ways, own, (&some, &plain))? {
             for operands in std::iter::once(nearest.operands).chain(narrow) {
                 // A form that leaves f32's roundings of most layers is the engine's, whatever is wrong in another.
                 let tried = Arithmetic { operands, ..nearest };
@@ -142,19 +142,20 @@ impl Passes<'_> {
     }
 
     /// In which cache some nodes are nearest to what was recorded, of those that are followed, and in which of some `ways` to read
-    /// it; `None` where that is no nearer than they are without one.
+    /// it; `None` where that is no nearer than they are without one, as `plain` says.
     fn nearest(
         &self,
         ways: &[Fresh],
         own: Arithmetic,
-        some: &IndexSet<Checkpoint>,
+        (some, plain): (&IndexSet<Checkpoint>, &IndexMap<Checkpoint, Simulated>),
     ) -> Result<Option<Arithmetic>> {
         let stretch = self.known();
         let declared = self.steps.declared().and_then(|numerics| numerics.eight_bits);
         let may_be = |cached: &Cached| {
             bounded_by(*cached).is_none() && cached.iter().flatten().all(|packed| packed.may_be(declared))
         };
-        let (mut least, mut nearest) = (stretch.apart(own, some)?, None);
+        let (mut least, mut nearest) =
+            (together(plain.values().map(|found| found.distance), some.len()), None);
         for (_, packed) in CACHES.into_iter().filter(|(_, cached)| may_be(cached)) {
             for &fresh in ways {
                 let tried = Arithmetic { packed, fresh, ..own };
