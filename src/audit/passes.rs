@@ -9,6 +9,7 @@ mod activations;
 mod copies;
 mod first_row;
 mod mixed;
+mod noise;
 mod packed;
 mod plainer;
 mod stored;
@@ -106,6 +107,7 @@ pub fn audit(
     if watch::over().is_none() && !steps.is_own_graph() {
         passes.simulate(&mut assumed, &mut findings)?;
         passes.doubt_activations(&mut findings)?;
+        passes.doubt_noise(&mut findings)?;
     }
     Ok(findings)
 }

@@ -23,6 +23,7 @@ mod lost_steps;
 mod matrices;
 mod mixed;
 mod narrow_engines;
+mod noise;
 mod order;
 mod overwritten;
 mod precision;

@@ -146,7 +146,7 @@ impl Passes<'_> {
     }
 
     /// The product with a weight that lies between a node and what was recorded before it, and its graph.
-    fn product_before(&self, id: Checkpoint) -> Option<(&Labelled, Id)> {
+    pub(super) fn product_before(&self, id: Checkpoint) -> Option<(&Labelled, Id)> {
         let &(step, labelled) = self.graphs.first()?;
         let graph = &labelled.program.graph;
         let is_recorded = |node: Id| {
@@ -257,7 +257,7 @@ fn limits(findings: &Findings, off: &IndexSet<Checkpoint>) -> HashMap<Kind, f64>
 }
 
 /// How far what was recorded of a node is from exact arithmetic, relative.
-fn size(finding: &Finding) -> f64 {
+pub(super) fn size(finding: &Finding) -> f64 {
     finding.audit().map_or(f64::NAN, |audit| audit.local.rel_l2)
 }
 
@@ -274,7 +274,7 @@ impl Findings {
 }
 
 /// Whether a node is wrong, and has no name.
-fn is_open(finding: &Finding) -> bool {
+pub(super) fn is_open(finding: &Finding) -> bool {
     finding.is_wrong() && finding.diagnosis().0.is_empty()
 }
 
