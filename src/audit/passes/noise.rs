@@ -35,10 +35,9 @@ const PRECISION: &str = "precision.";
 const LAYERS_MIN: usize = 2;
 /// Rows of a node that are looked at.
 const ROWS: usize = 16;
-/// How much of errors may be alike in rows, go along with what rows have in common, or with the row itself, at most: of mistakes
-/// most of it does.
+/// How much of errors may be alike in rows, or go along with what rows have in common, at most: of mistakes most of it does.
 const RELATED: f64 = 1.0 / 4.0;
-/// The same of a single row, where chance makes more of it: of a factor it is all.
+/// How much of the errors of one row may be a factor of it, at most: of 32 values chance makes a third of it now and then.
 const RELATED_IN_ROW: f64 = 1.0 / 2.0;
 /// Cosine from which on two rows are the same one, which is rounded alike.
 const SAME: f64 = 0.99;
