@@ -61,23 +61,19 @@ pub fn zeros<S: Scalar>(n: usize) -> Vec<S> {
 /// Zeros that one task writes, at least.
 const ZEROS_PER_TASK: usize = 1 << 16;
 
-/// Σ term(x[i], i), in as many parts as vector instructions add at a time.
+/// Σ term(x[i], y[i]), in as many parts as vector instructions add at a time; of two slices of the same length.
 #[inline(always)]
-pub fn in_lanes<S: Copy>(x: &[S], term: impl Fn(S, usize) -> f64) -> f64 {
+pub fn in_lanes<X: Copy, Y: Copy>(x: &[X], y: &[Y], term: impl Fn(X, Y) -> f64) -> f64 {
     const LANES: usize = 8;
     let mut sums = [0f64; LANES];
-    let (chunks, rest) = x.as_chunks::<LANES>();
-    for (c, chunk) in chunks.iter().enumerate() {
+    let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
+    for (x, y) in x.iter().zip(y) {
         for lane in 0..LANES {
-            sums[lane] += term(chunk[lane], c * LANES + lane);
+            sums[lane] += term(x[lane], y[lane]);
         }
     }
-    let start = x.len() - rest.len();
-    let mut rest_sum = 0.0;
-    for (i, x) in rest.iter().enumerate() {
-        rest_sum += term(*x, start + i);
-    }
-    sums.iter().sum::<f64>() + rest_sum
+    let rest: f64 = x_rest.iter().zip(y_rest).map(|(x, y)| term(*x, *y)).sum();
+    sums.iter().sum::<f64>() + rest
 }
 
 /// e^x within 2u of f64, without a branch or a call, so that a loop over it becomes vector instructions; beyond

@@ -63,7 +63,7 @@ pub fn group_sums(x: &Matrix<f64>, group: usize) -> Matrix<f64> {
                 for x in x {
                     largest = if x.abs() > largest { x.abs() } else { largest };
                 }
-                *out = 2.0 * in_lanes(x, |x, _| x).abs().max(largest);
+                *out = 2.0 * in_lanes(x, x, |x, _| x).abs().max(largest);
             }
         },
     );

@@ -185,7 +185,7 @@ impl SignedSum {
         let outputs = &recorded[self.outputs.clone()];
         let squares = vectorized(
             #[inline(always)]
-            || in_lanes(outputs, |y, _| f64::from(y) * f64::from(y)),
+            || in_lanes(outputs, outputs, |a, b| f64::from(a) * f64::from(b)),
         );
         let factor = LARGEST[r] * accumulation(x.len(), rounds.accumulator);
         let subnormal = if rounds.kept == Storage::F16 { SUBNORMAL_F16 } else { 0.0 };

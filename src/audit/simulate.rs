@@ -71,6 +71,24 @@ pub struct Stretch<'a> {
     copies: Option<Storage>,
 }
 
+/// What of an arithmetic shows in a node.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+struct Shows {
+    /// How attention is computed, and what it reads.
+    attention: bool,
+    /// What operands of products are rounded to: not where attention as one node is all that multiplies.
+    operands: bool,
+}
+
+impl Shows {
+    /// An arithmetic without what does not show.
+    fn of(self, one: Arithmetic) -> Arithmetic {
+        let Arithmetic { flash, cache, operands, .. } = Arithmetic::EXACT;
+        let one = if self.attention { one } else { Arithmetic { flash, cache, ..one } };
+        if self.operands { one } else { Arithmetic { operands, ..one } }
+    }
+}
+
 /// Distances of so many nodes as one; NaN where one is not known.
 pub fn together(distances: impl ExactSizeIterator<Item = f64>, of: usize) -> f64 {
     let is_known = distances.len() >= of;
@@ -140,22 +158,25 @@ impl<'a> Stretch<'a> {
         Ok(together(self.distances(arithmetic, open)?.into_values(), open.len()))
     }
 
-    /// Those of some nodes that attention lies before which was not recorded.
-    fn attending(&self, open: &IndexSet<Checkpoint>) -> IndexSet<Checkpoint> {
-        let attends = |id: &&Checkpoint| {
-            let needed = needed(self.steps, self.graphs, &|known| known == **id);
-            self.graphs.iter().zip(needed).any(|((_, labelled), needed)| {
-                let graph = &labelled.program.graph;
+    /// What of an arithmetic shows in a node, by what lies before it that was not recorded.
+    fn shows(&self, id: Checkpoint) -> Shows {
+        let mut shows = Shows::default();
+        let needed = needed(self.steps, self.graphs, &|known| known == id);
+        for ((_, labelled), needed) in self.graphs.iter().zip(needed) {
+            let graph = &labelled.program.graph;
+            for id in labelled.program.executed().filter(|id| needed[*id]) {
+                let is_written = |source| labelled.program.is_written(graph.root(source));
+                let by_weight = || graph.src(id, 0).is_some_and(|weight| is_weight(&graph.get(weight).name));
                 // Attention in parts has two products of values, and anything else that reads a cache is as good as that.
-                let attends = |id: usize| match graph.get(id).op {
-                    Op::MulMat => !graph.src(id, 0).is_some_and(|weight| is_weight(&graph.get(weight).name)),
+                shows.attention |= match graph.get(id).op {
+                    Op::MulMat => !by_weight(),
                     Op::FlashAttn | Op::SoftMax => true,
-                    _ => graph.sources(id).any(|source| labelled.program.is_written(graph.root(source))),
+                    _ => graph.sources(id).any(is_written),
                 };
-                labelled.program.executed().any(|id| needed[id] && attends(id))
-            })
-        };
-        open.iter().filter(attends).copied().collect()
+                shows.operands |= matches!(graph.get(id).op, Op::MulMat | Op::MulMatId);
+            }
+        }
+        shows
     }
 
     /// Executes what lies before `open` nodes in one arithmetic as it is, and so often disturbed.

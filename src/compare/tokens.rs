@@ -145,12 +145,14 @@ fn partitions(p: &[f32], q: &[f32], max_p: f64, max_q: f64) -> [f64; 3] {
         for i in 0..q.len() {
             exp_q[i] = scalar::exp(f64::from(q[i]) - max_q);
         }
-        let moved = |e: f64, i: usize| e * (f64::from(p[i]) - f64::from(q[i]));
-        sums[0] += in_lanes(&exp_p[..p.len()], |e, _| e);
-        sums[1] += in_lanes(&exp_q[..q.len()], |e, _| e);
-        // Padding entries may be -inf on both sides; they carry no probability.
-        sums[2] +=
-            in_lanes(&exp_p[..p.len()], |e, i| if p[i] == f32::NEG_INFINITY { 0.0 } else { moved(e, i) });
+        let (exp_p, apart) = (&exp_p[..p.len()], &mut exp_q[..q.len()]);
+        sums[0] += in_lanes(exp_p, exp_p, |e, _| e);
+        sums[1] += in_lanes(apart, apart, |e, _| e);
+        for (apart, (p, q)) in apart.iter_mut().zip(p.iter().zip(q)) {
+            // Padding entries may be -inf on both sides; they carry no probability.
+            *apart = if *p == f32::NEG_INFINITY { 0.0 } else { f64::from(*p) - f64::from(*q) };
+        }
+        sums[2] += in_lanes(exp_p, apart, |e, apart| e * apart);
     }
     sums
 }

@@ -38,7 +38,7 @@ impl Unfinite {
         // A product with 0 is 0, or NaN.
         let sum = vectorized(
             #[inline(always)]
-            || in_lanes(row, |x, _| f64::from(x * 0.0)),
+            || in_lanes(row, row, |x, _| f64::from(x * 0.0)),
         );
         if sum == 0.0 {
             return Unfinite::default();

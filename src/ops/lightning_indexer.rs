@@ -43,7 +43,7 @@ impl Score<'_> {
         self.q.chunks(self.k.len().max(1)).zip(self.w).map(|(q, w)| {
             let dot = vectorized(
                 #[inline(always)]
-                || in_lanes(q, |q, i| q * self.k[i]),
+                || in_lanes(q, self.k, |q, k| q * k),
             );
             (q, dot, *w)
         })

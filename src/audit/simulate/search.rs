@@ -11,7 +11,7 @@ use super::super::passes::BARELY;
 use super::super::possible;
 use super::super::shown_products::Shown;
 use super::super::{Labelled, Steps, attentions, storage_types};
-use super::{Executions, RUNS, Stretch};
+use super::{Executions, RUNS, Shows, Stretch};
 use crate::arithmetic::{Arithmetic, Fresh, Operands};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
@@ -49,8 +49,8 @@ pub fn simulate(
     tried.truncate(if is_hopeless { 2 } else { usize::MAX });
     let attention = two_products.map(|one| one.flash);
     let stretch = Stretch { is_known: &is_known, shown, attention, ..Stretch::of_known(steps, graphs, gguf) };
-    let attending = stretch.attending(open);
-    let mut search = Search { stretch: &stretch, open, attending, best: Best::default() };
+    let shows = open.iter().map(|id| (*id, stretch.shows(*id))).collect();
+    let mut search = Search { stretch: &stretch, open, shows, best: Best::default() };
     search.all(tried)?;
     let Search { mut best, .. } = search;
     if watch::is_over() {
@@ -73,30 +73,35 @@ type Distances = IndexMap<Checkpoint, f64>;
 struct Search<'a> {
     stretch: &'a Stretch<'a>,
     open: &'a IndexSet<Checkpoint>,
-    /// Those of them that attention lies before which was not recorded.
-    attending: IndexSet<Checkpoint>,
+    shows: IndexMap<Checkpoint, Shows>,
     best: Best,
 }
 
 /// An arithmetic that is tried.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Tried {
     arithmetic: Arithmetic,
-    /// Whether nothing like it but for attention was tried before.
-    is_new: bool,
+    /// The nodes that it may show in: those that nothing was tried on which is the same there, and no coarser.
+    shown: IndexSet<Checkpoint>,
 }
 
 impl Search<'_> {
     /// Tries arithmetics, the likeliest of which come first.
     fn all(&mut self, tried: IndexSet<Arithmetic>) -> Result<()> {
-        // What does not show in attention, of the arithmetics that were tried.
-        let mut plain: IndexSet<Arithmetic> = IndexSet::new();
+        // What shows of the arithmetics that were tried, and the unit roundoff of the least coarse of them.
+        let mut before: IndexMap<(Shows, Arithmetic), f64> = IndexMap::new();
         let (mut least, mut later) = (Distances::new(), Vec::new());
         for (number, arithmetic) in tried.into_iter().enumerate() {
-            let Arithmetic { flash, cache, .. } = Arithmetic::EXACT;
-            let is_new = plain.insert(Arithmetic { flash, cache, ..arithmetic });
-            let tried = Tried { arithmetic, is_new };
-            let rest = self.rest(tried);
+            let unit = storage_types::unit(&arithmetic);
+            let is_new =
+                |shows: &Shows| !before.get(&(*shows, shows.of(arithmetic))).is_some_and(|of| *of <= unit);
+            let shown = self.shows.iter().filter(|(_, shows)| is_new(shows)).map(|(id, _)| *id).collect();
+            for shows in self.shows.values() {
+                let least = before.entry((*shows, shows.of(arithmetic))).or_insert(unit);
+                *least = least.min(unit);
+            }
+            let tried = Tried { arithmetic, shown };
+            let rest = self.rest(&tried);
             if watch::is_over() || self.is_settled() {
                 return Ok(());
             }
@@ -118,7 +123,7 @@ impl Search<'_> {
             let like = |tried: &Tried| Arithmetic { fresh: Fresh::Never, ..tried.arithmetic };
             let is_same = |(other, of): &(Tried, Distances)| like(other) == like(&tried) && *of == apart;
             match is_first {
-                true => self.one((tried, true), executed)?,
+                true => self.one((&tried, true), executed)?,
                 false if later.iter().any(is_same) => {}
                 false => later.push((tried, apart)),
             }
@@ -129,13 +134,13 @@ impl Search<'_> {
             if watch::is_over() || self.is_settled() {
                 return Ok(());
             }
-            let (stretch, some) = (self.stretch, scouts(&self.rest(tried)));
+            let (stretch, some) = (self.stretch, scouts(&self.rest(&tried)));
             if !some.is_empty()
                 && !self.is_idle(&tried.arithmetic)
                 && apart.iter().any(|(id, apart)| self.best.may_be(id, *apart))
             {
                 let is_f32 = storage_types::unit(&tried.arithmetic) <= UNIT_F32;
-                self.one((tried, is_f32), stretch.executed(tried.arithmetic, &some, 0)?)?;
+                self.one((&tried, is_f32), stretch.executed(tried.arithmetic, &some, 0)?)?;
             }
         }
         Ok(())
@@ -153,22 +158,17 @@ impl Search<'_> {
     }
 
     /// The nodes that an arithmetic may show in and that are not settled.
-    fn rest(&self, tried: Tried) -> IndexSet<Checkpoint> {
-        self.shown(tried).filter(|id| !self.best.is_settled(id)).collect()
-    }
-
-    /// The nodes that an arithmetic may show in: those behind attention, where something like it was tried before.
-    fn shown(&self, tried: Tried) -> impl Iterator<Item = Checkpoint> {
-        self.open.iter().copied().filter(move |id| tried.is_new || self.attending.contains(id))
+    fn rest(&self, tried: &Tried) -> IndexSet<Checkpoint> {
+        tried.shown.iter().copied().filter(|id| !self.best.is_settled(id)).collect()
     }
 
     /// Tries one of them, which was `executed` as it is for scouts of the nodes that it may show in. Whether it `weighs` says if it may
     /// be nearer to those that another explains, or is of f32.
-    fn one(&mut self, (tried, weighs): (Tried, bool), mut executed: Executions<'_>) -> Result<()> {
-        let (rest, shown) = (self.rest(tried), self.shown(tried).collect::<IndexSet<Checkpoint>>());
+    fn one(&mut self, (tried, weighs): (&Tried, bool), mut executed: Executions<'_>) -> Result<()> {
+        let (rest, shown) = (self.rest(tried), &tried.shown);
         // What most nodes are explained by in f32 is asked of all of them: by that the others are weighed.
         let asks_all = weighs && !self.best.explains_most_in_f32(shown.len());
-        let all = if asks_all { &shown } else { &rest };
+        let all = if asks_all { shown } else { &rest };
         // One disturbed execution of a few nodes says of most arithmetics that they are none of this engine's.
         executed.disturb(1)?;
         let scouted = executed.found()?;

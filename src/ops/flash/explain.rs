@@ -88,7 +88,7 @@ fn score_error(attention: &Attention<'_, '_, f64>, row: &QueryRow, seen: &Seen) 
     let k = attention.key(row.at, seen.position);
     let terms = vectorized(
         #[inline(always)]
-        || in_lanes(q, |q, i| (q * k[i]).powi(2)),
+        || in_lanes(q, &k, |q, k| (q * k).powi(2)),
     );
     let native = attention.kind == Flash::NativeF16 && attention.rounding == Rounding::F16;
     let unit = if native { UNIT_F16 } else { UNIT_F32 };
@@ -151,11 +151,13 @@ fn unfollowed(attention: &Attention<'_, '_, f64>, row: &QueryRow, errors: &[f64]
     for ((seen, p), error) in row.seen.iter().zip(&p).zip(errors) {
         let error = (error + EXP_ROUNDINGS * UNIT_F32).min(UNKNOWN).exp_m1();
         let value = attention.value(row.at, seen.position);
-        let moved = p * error;
+        let (p, moved, value) = (*p, p * error, &value[..]);
+        let (spread, terms) = (&mut spread[..], &mut terms[..]);
+        // What is moved into a closure may be read by nothing else: else the loop becomes no vector instructions.
         vectorized(
             #[inline(always)]
-            || {
-                let sums = spread.iter_mut().zip(&mut terms);
+            move || {
+                let sums = spread.iter_mut().zip(terms);
                 for ((spread, terms), (v, exact)) in sums.zip(value.iter().zip(exact)) {
                     *spread += moved * (v - exact).abs() + TINY_F32 * v.abs();
                     *terms += (p * v).powi(2);
@@ -214,10 +216,12 @@ pub fn rounded_weights(
     let is_open = |p: f64| attention.flushes && (p / NORMAL_F16 - 1.0).abs() <= 2.0 * unit;
     let (mut sum, mut square) = (vec![0.0; width], vec![0.0; width]);
     for (seen, p) in row.seen.iter().zip(p) {
-        for (d, v) in attention.value(row.at, seen.position).iter().enumerate() {
-            let off = (unit * p + least + if is_open(*p) { *p } else { 0.0 }) * v.abs();
-            sum[d] += off;
-            square[d] += off * off;
+        let value = attention.value(row.at, seen.position);
+        let of_weight = unit * p + least + if is_open(*p) { *p } else { 0.0 };
+        for ((sum, square), v) in sum.iter_mut().zip(&mut square).zip(value.iter()) {
+            let off = of_weight * v.abs();
+            *sum += off;
+            *square += off * off;
         }
     }
     match narrow {

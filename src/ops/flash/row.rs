@@ -2,11 +2,10 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
-use std::sync::OnceLock;
 
 use super::super::source::{Args, Source};
 use super::narrow::round_f16;
-use super::rows::Rows;
+use super::rows::{Converted, Rows};
 use super::scaled::{Factors, rounding_of_queries, scaled, scales_queries};
 use super::shared::KeyProducts;
 use crate::arithmetic::cache_blocks;
@@ -15,7 +14,7 @@ use crate::arithmetic::{Flash, Narrow, OfAttention, Scaled, Softmax, Storing, Ve
 use crate::error::Result;
 use crate::gguf::DType;
 use crate::numerics::Storage;
-use crate::scalar::{Scalar, in_lanes, vectorized};
+use crate::scalar::{self, Scalar, in_lanes, vectorized};
 use crate::tensor::{Matrix, View};
 
 /// A node, with its queries rounded.
@@ -30,8 +29,8 @@ pub struct Attention<'b, 'a, S> {
     pub ties: Vec<Tie>,
     pub k: &'b Source<'a, S>,
     pub v: &'b Source<'a, S>,
-    /// Rows of K and V as a kernel reads them, once for all that meet them, where that is not as they lie in memory.
-    converted: [Vec<OnceLock<Vec<S>>>; 2],
+    /// Rows of K and V, where a kernel reads them otherwise than they lie in memory.
+    converted: [Converted<S>; 2],
     /// Rows of K and V, where a kernel reads them as they lie in memory.
     plain: [Option<Rows<'a, S>>; 2],
     /// Products of queries and keys that are known.
@@ -127,16 +126,14 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         let mut rounded = round::activations(rounding, View::new(b * h * n, dk, &values));
         rounded.ties.extend(before.ties(kind, dk, &values));
         let narrows = args.arithmetic.rounds_cache();
-        let converted = [before.any(), false].into_iter().zip(narrows).zip([k, v]);
-        let converted = converted.map(|((scales, narrows), source)| {
-            let [a, b, c, _] = source.shape();
-            let rows = if narrows || scales || converts(kind, source) { a * b * c } else { 0 };
-            (0..rows).map(|_| OnceLock::new()).collect()
-        });
-        let converted: [Vec<_>; 2] = converted.collect::<Vec<_>>().try_into().unwrap_or_default();
-        let plain = [k, v].map(|source| Rows::of(source, [b, h]));
-        let [keys, values] = plain;
-        let plain = [keys.filter(|_| converted[0].is_empty()), values.filter(|_| converted[1].is_empty())];
+        let converted = [(k, before.any() || narrows[0]), (v, narrows[1])];
+        let converted =
+            converted.map(|(source, is_converted)| match is_converted || converts(kind, source) {
+                true => Converted::of(source, [b, h]),
+                false => Converted::none(),
+            });
+        let [keys, values] = [k, v].map(|source| Rows::of(source, [b, h]));
+        let plain = [keys.filter(|_| converted[0].is_none()), values.filter(|_| converted[1].is_none())];
         Ok(Attention {
             converted,
             plain,
@@ -219,6 +216,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         let known = self.products.map(|products| products.row(self.query(at)));
         let visible = self.visible(b, h, n);
         let mut seen = Vec::with_capacity(visible.len());
+        let is_plain = self.cap == 0.0 && !self.rounds_scores();
         vectorized(
             #[inline(always)]
             || {
@@ -227,7 +225,10 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
                         Some(known) => known[position],
                         None => self.product(at, position),
                     };
-                    let (scaled, z) = self.score(product, bias);
+                    let (scaled, z) = match is_plain {
+                        true => (self.scale * product, self.scale * product + bias),
+                        false => self.score(product, bias),
+                    };
                     seen.push(Seen { position, bias, product, scaled, z });
                 }
             },
@@ -239,8 +240,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
     #[inline(always)]
     pub fn product(&self, at: [usize; 3], position: usize) -> f64 {
         let (q, k) = (self.q.row(self.query(at)), self.key(at, position));
-        let k = &k[..q.len()];
-        in_lanes(q, |q, i| q.to_f64() * k[i].to_f64()) + self.of_minima(at, k)
+        in_lanes(q, &k, |q, k| q.to_f64() * k.to_f64()) + self.of_minima(at, &k)
     }
 
     /// A product scaled, and with cap and mask, as an engine rounds them.
@@ -250,9 +250,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
             if scores == Storage::F32 {
                 return value;
             }
-            let mut value = [value];
-            scores.store(&mut value);
-            value[0]
+            f64::from(scores.nearest(value as f32))
         };
         let step = |value: f64| if steps { last(value) } else { value };
         let scaled = step(self.scale * step(product));
@@ -285,29 +283,35 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
 
     #[inline(always)]
     pub fn key(&self, at: [usize; 3], position: usize) -> Cow<'_, [S]> {
+        let head = at[0] * self.shape[1] + at[1];
         if let Some(rows) = &self.plain[0] {
-            return Cow::Borrowed(rows.row(at[0] * self.shape[1] + at[1], position));
+            return Cow::Borrowed(rows.row(head, position));
         }
-        let at = self.cached(self.k, at, position);
-        self.stored(0, at, || self.before.of_keys(self.k.row(at)))
+        self.stored(0, (head, position), || {
+            self.before.of_keys(self.k.row(self.cached(self.k, at, position)))
+        })
     }
 
     #[inline(always)]
     pub fn value(&self, at: [usize; 3], position: usize) -> Cow<'_, [S]> {
+        let head = at[0] * self.shape[1] + at[1];
         if let Some(rows) = &self.plain[1] {
-            return Cow::Borrowed(rows.row(at[0] * self.shape[1] + at[1], position));
+            return Cow::Borrowed(rows.row(head, position));
         }
-        let at = self.cached(self.v, at, position);
-        self.stored(1, at, || self.v.row(at))
+        self.stored(1, (head, position), || self.v.row(self.cached(self.v, at, position)))
     }
 
-    /// A row of K or V.
-    fn stored(&self, of: usize, at: [usize; 3], row: impl Fn() -> Cow<'a, [S]>) -> Cow<'_, [S]> {
-        let source = [self.k, self.v][of];
-        let [_, heads, positions, _] = source.shape();
-        match self.converted[of].get((at[0] * heads + at[1]) * positions + at[2]) {
-            Some(known) => Cow::Borrowed(known.get_or_init(|| self.narrowed(of, row()))),
-            None => row(),
+    /// A row of K or V, which a head, counted over all batches, reads of a position.
+    #[inline(always)]
+    fn stored(
+        &self,
+        of: usize,
+        (head, position): (usize, usize),
+        row: impl Fn() -> Cow<'a, [S]>,
+    ) -> Cow<'_, [S]> {
+        match &self.converted[of] {
+            none if none.is_none() => row(),
+            known => Cow::Borrowed(known.row(head, position, || self.narrowed(of, row()))),
         }
     }
 
@@ -380,17 +384,23 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
 
     /// A softmax whose result is rounded before it meets the values.
     fn by_softmax(&self, row: &QueryRow, when: Weights, round: impl Fn(&mut [f64])) -> Vec<f64> {
-        let z: Vec<f64> = row.seen.iter().map(|seen| seen.z).collect();
-        let max = z.iter().copied().chain(row.sink).fold(f64::NEG_INFINITY, f64::max);
-        let sum = z.iter().copied().chain(row.sink).map(|z| (z - max).exp()).sum::<f64>();
+        let mut weights: Vec<f64> = row.seen.iter().map(|seen| seen.z).collect();
+        let max = weights.iter().copied().chain(row.sink).fold(f64::NEG_INFINITY, f64::max);
+        scalar::each(&mut weights, |z| scalar::exp(z - max));
+        let sum = weights.iter().sum::<f64>() + row.sink.map_or(0.0, |sink| (sink - max).exp());
         let [before, after] = if when == Weights::Undivided { [1.0, sum] } else { [sum, 1.0] };
-        let mut weights: Vec<f64> = z.iter().map(|z| (z - max).exp() / before).collect();
+        scalar::each(&mut weights, |weight| weight / before);
         round(&mut weights);
         let mut out = vec![0.0; self.v.shape()[3]];
-        for (seen, weight) in row.seen.iter().zip(weights) {
-            let value = self.value(row.at, seen.position);
-            out.iter_mut().zip(value.iter()).for_each(|(out, v)| *out += weight / after * v.to_f64());
-        }
+        vectorized(
+            #[inline(always)]
+            || {
+                for (seen, weight) in row.seen.iter().zip(&weights) {
+                    let (value, weight) = (self.value(row.at, seen.position), weight / after);
+                    out.iter_mut().zip(value.iter()).for_each(|(out, v)| *out += weight * v.to_f64());
+                }
+            },
+        );
         out
     }
 

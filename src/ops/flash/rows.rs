@@ -1,7 +1,44 @@
 //! Keys or values as they lie in memory: each row of them is met once for every query.
 
+use std::sync::OnceLock;
+
 use super::super::source::{Data, Source};
 use crate::scalar::Scalar;
+
+/// Rows of a source as a kernel reads them, made once for all that meet them; none where they are read as they are.
+pub struct Converted<S> {
+    rows: Vec<OnceLock<Vec<S>>>,
+    /// (B·H) The row of the first position.
+    starts: Vec<usize>,
+}
+
+impl<S: Scalar> Converted<S> {
+    /// Of a source that so many batches and heads share.
+    pub fn of(source: &Source<'_, S>, [batches, heads]: [usize; 2]) -> Self {
+        let [own_batches, own_heads, positions, _] = source.shape();
+        let start = |b: usize, h: usize| {
+            (b / (batches / own_batches) * own_heads + h / (heads / own_heads)) * positions
+        };
+        let starts = (0..batches).flat_map(|b| (0..heads).map(move |h| start(b, h))).collect();
+        let rows = own_batches * own_heads * positions;
+        Converted { rows: (0..rows).map(|_| OnceLock::new()).collect(), starts }
+    }
+
+    /// Of one that is read as it is.
+    pub fn none() -> Self {
+        Converted { rows: Vec::new(), starts: Vec::new() }
+    }
+
+    pub fn is_none(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// What a head, counted over all batches, reads of a position.
+    #[inline(always)]
+    pub fn row(&self, head: usize, position: usize, made: impl FnOnce() -> Vec<S>) -> &[S] {
+        self.rows[self.starts[head] + position].get_or_init(made)
+    }
+}
 
 /// Rows that heads read, whose elements lie side by side.
 pub struct Rows<'a, S> {
