@@ -66,8 +66,12 @@ pub fn keep<S: Scalar>(dtype: DType, values: &mut [S], error: &mut [f64]) {
             values.iter_mut().for_each(|value| *value = S::from_f64(f64::NAN));
             continue;
         }
-        let kept = block(dtype, &x);
         let off = error.iter().copied().fold(0.0, f64::max);
+        // What was never written.
+        if off == 0.0 && x.iter().all(|x| *x == 0.0) {
+            continue;
+        }
+        let kept = block(dtype, &x);
         for ((value, error), [quant, other]) in values.iter_mut().zip(error.iter_mut()).zip(kept.quants) {
             let own = quant * kept.scale[0] + kept.least[0];
             let tie = (other - quant).abs() * kept.scale[0].abs();

@@ -51,6 +51,8 @@ impl Float {
     }
 }
 
+/// What the exponent of 1 is kept as in f64.
+const EXPONENT_OF_ONE: i32 = f64::MAX_EXP - 1;
 /// Half a step of f32 beside 1.
 const UNIT: f64 = f32::EPSILON as f64 / 2.0;
 /// Largest whole number of eight bits that scales are made for.
@@ -172,7 +174,8 @@ impl Packed {
         }
         for (values, error) in values.chunks_mut(width).zip(error.chunks_mut(width)) {
             let largest = values.iter().fold(0.0, |max: f64, x| max.max(x.abs()));
-            if !largest.is_finite() {
+            // What was never written is kept as it is: most rows of a cache that begins with room for many.
+            if !largest.is_finite() || largest == 0.0 && error.iter().all(|error| *error == 0.0) {
                 continue;
             }
             match self {
@@ -215,8 +218,10 @@ impl Packed {
 /// The number that is nearest to a value, halves to the even one, and how far the next one is.
 fn in_float(float: Float, value: f64) -> (f64, f64) {
     let (mantissa, least, largest) = float.form();
-    let exponent = if value == 0.0 { least } else { (value.abs().log2().floor() as i32).max(least) };
-    let step = f64::from(exponent - mantissa).exp2();
+    // Of the bits of both: logarithms and powers took a third of an audit.
+    let exponent = (value.to_bits() << 1 >> f64::MANTISSA_DIGITS) as i32 - EXPONENT_OF_ONE;
+    let exponent = if value.is_finite() { exponent.max(least) } else { least };
+    let step = f64::from_bits(((exponent - mantissa + EXPONENT_OF_ONE) as u64) << (f64::MANTISSA_DIGITS - 1));
     (nearest_of(value, step).clamp(-largest, largest), step)
 }
 
@@ -246,8 +251,9 @@ fn each(values: &mut [f64], error: &mut [f64], (scale, size): (f64, f64), round:
         let rounded = if scale == 1.0 { 0.0 } else { ROUNDINGS * UNIT * scaled.abs().max(size) };
         let near = rounded + *error / scale;
         let (own, step) = round(scaled);
-        let others = [round(scaled - near).0, round(scaled + near).0];
-        let apart = others.into_iter().map(|other| (other - own).abs()).fold(0.0, f64::max);
+        let others = || [round(scaled - near).0, round(scaled + near).0];
+        let apart = || others().into_iter().map(|other| (other - own).abs()).fold(0.0, f64::max);
+        let apart = if near == 0.0 { 0.0 } else { apart() };
         *error = if *error > 0.0 { (apart + step) * scale } else { apart * scale };
         if scale != 1.0 {
             *error += ROUNDINGS * UNIT * own.abs().max(size) * scale;

@@ -6,6 +6,7 @@ use super::super::bound::{
     CONFIDENCE, SUBNORMAL_F16, TINY_F32, UNIT_F16, UNIT_F32, accumulation, least_of, unit_of,
 };
 use super::super::source::Args;
+use super::ALONE_MAX;
 use super::row::{Attention, QueryRow, Seen};
 use super::running::followed;
 use super::sums::Off;
@@ -70,14 +71,14 @@ pub fn each_row(
     f: impl Fn(&QueryRow, &[f64]) -> Vec<f64> + Sync,
 ) -> Vec<f64> {
     let [_, n, heads, width] = args.shape;
-    let rows: Vec<Vec<f64>> = exact
-        .par_chunks(width.max(1))
-        .enumerate()
-        .map(|(index, exact)| {
-            let row = attention.row(index / heads / n, index % heads, index / heads % n);
-            f(&row, exact)
-        })
-        .collect();
+    let each = |(index, exact): (usize, &[f64])| {
+        let row = attention.row(index / heads / n, index % heads, index / heads % n);
+        f(&row, exact)
+    };
+    let rows: Vec<Vec<f64>> = match args.elements().saturating_mul(attention.k.shape()[2]) {
+        ..=ALONE_MAX => exact.chunks(width.max(1)).enumerate().map(each).collect(),
+        _ => exact.par_chunks(width.max(1)).enumerate().map(each).collect(),
+    };
     rows.concat()
 }
 
