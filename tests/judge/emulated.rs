@@ -246,7 +246,7 @@ fn a_cache_at_a_scale_that_was_not_recorded_is_undecided() {
     ];
     for (kept, cache, needs) in sample("caches at a scale", 1, cases) {
         let audited = over(kept, [cache; 2], (0, 1.0));
-        let reason = audited.report["reason"].as_str().unwrap_or_default();
+        let reason = audited.reason();
         assert!(audited.code == 2 && reason.contains(needs), "{kept:?}, exit {}: {reason}", audited.code);
         let audited = over(kept, [cache; 2], (1, 3.0));
         assert_eq!((audited.code, &audited.first[..]), (1, "blk.1.attn_ctx"), "{kept:?}");
@@ -294,7 +294,7 @@ fn a_declared_cache_of_another_form_after_such_a_prompt_is_undecided() {
     };
     let engine = engine(Element::F32, &computes, &|_| true);
     let audited = judged_in(&[13, 1, 1], &engine, &["--numerics", "f32 kv=int8"]);
-    let reason = audited.report["reason"].as_str().unwrap_or_default();
+    let reason = audited.reason();
     assert!(audited.code == 2 && reason.contains("a cache of 8 bits"), "exit {}: {reason}", audited.code);
     let audited = judged_in(&[13, 1, 1], &engine, &[]);
     let notes = audited.report["notes"].to_string();
@@ -356,7 +356,7 @@ fn caches_of_other_forms_are_undecided() {
     ];
     for (kept, caches, needs) in sample("caches of other forms", 2, cases) {
         let audited = over(kept, caches, (0, 1.0));
-        let reason = audited.report["reason"].as_str().unwrap_or_default();
+        let reason = audited.reason();
         assert!(audited.code == 2 && reason.contains(needs), "{kept:?}, exit {}: {reason}", audited.code);
     }
     for caches in sample("the same with another scale", 1, [[of_eight; 2], [of_eight, as_they_are]]) {
@@ -396,7 +396,7 @@ fn caches_before_nodes_further_on_are_found() {
     let some = |id: Checkpoint| some(id.kind());
     for caches in sample("other caches further on", 1, [[of_eight; 2], [as_they_are, of_eight]]) {
         let audited = over_of(Element::F32, caches, (0, 1.0), &some);
-        let reason = audited.report["reason"].as_str().unwrap_or_default();
+        let reason = audited.reason();
         // What bf16 rounds would explain values alone as well: either answer says what to record.
         assert!(audited.code == 2 && reason.contains("attn_ctx"), "{reason}");
         let audited = over_of(Element::F32, caches, (1, 3.0), &some);

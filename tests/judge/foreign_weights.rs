@@ -164,7 +164,7 @@ fn weights_in_int8_are_one_answer_of_modules_too() {
         edited::keep(&into.join(&step.file), |name| !unseen.iter().any(|kind| name.ends_with(kind)));
     }
     let audited = program::audit(&into, &tiny(), &["--allow-missing"]);
-    let reason = audited.report["reason"].as_str().unwrap_or_default();
+    let reason = audited.reason();
     assert!(audited.code == 1 && reason.contains("as it stores them"), "{reason}");
 }
 

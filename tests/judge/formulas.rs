@@ -132,7 +132,7 @@ fn attention_of_one_layer_that_rounds_as_no_other_does_is_undecided() {
             attends(id, None).then(|| attention(args, Attention { grows, ..Attention::usual(|x| x) }))
         };
         let audited = judged(&engine(kept, &computes), 22, Path::new(MODEL));
-        let reason = audited.report["reason"].as_str().unwrap_or_default();
+        let reason = audited.reason();
         let is_said =
             audited.code == 2 && reason.contains("blk.1.attn_ctx") && reason.contains("attn_scores");
         let is_found = audited.code == 1 && audited.first == "blk.1.attn_ctx";

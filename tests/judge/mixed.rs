@@ -266,7 +266,7 @@ fn rows_of_one_step_may_be_computed_by_two_kernels() {
                 Some(values)
             };
             let audited = audited_in_f32(&computes, some, steps, &[]);
-            let reason = audited.report["reason"].as_str().unwrap_or_default();
+            let reason = audited.reason();
             let wanted = (i32::from(!shown.is_empty()), shown);
             let kernels = [first(0.1), last(0.1)];
             assert_eq!((audited.code, &audited.first[..]), wanted, "{kernels:?} {count}: {reason}");
@@ -301,7 +301,7 @@ fn attention_may_round_some_of_its_operands() {
                 Some(values)
             };
             let audited = audited_in_f32(&computes, of_modules, steps, &[]);
-            let reason = audited.report["reason"].as_str().unwrap_or_default();
+            let reason = audited.reason();
             let wanted = (i32::from(!shown.is_empty()), shown);
             let found = (audited.code, &audited.first[..]);
             assert_eq!(found, wanted, "{operands:?} {} {steps:?}: {reason}", round(0.1));
@@ -356,7 +356,7 @@ fn keys_and_values_of_a_step_may_be_read_before_they_are_kept() {
                 Some(values)
             };
             let audited = audited_in_f32(&computes, some, &[12, 6, 1, 1, 1], &[]);
-            let reason = audited.report["reason"].as_str().unwrap_or_default();
+            let reason = audited.reason();
             let wanted = if at.is_empty() { (0, "") } else { (1, shown) };
             let case = (is_fresh(3, 1), is_fresh(1, 1), round(0.1), shown);
             assert_eq!((audited.code, &audited.first[..]), wanted, "{case:?}: {reason}");

@@ -60,10 +60,6 @@ fn judged(
     audit(&dump, Path::new(MODEL), &["--allow-missing"])
 }
 
-fn says(audited: &Audited) -> String {
-    audited.report["reason"].as_str().unwrap_or_default().to_owned()
-}
-
 #[test]
 fn what_ranks_exchange_in_few_bits_is_no_mistake_and_no_parity() {
     for (kept, most, steps) in [
@@ -74,8 +70,8 @@ fn what_ranks_exchange_in_few_bits_is_no_mistake_and_no_parity() {
         (Element::Bf16, 7.0, &[5, 1, 1, 1]),
     ] {
         let audited = judged((kept, Some(most)), steps, |_| 1.0, &|_, _, _| ());
-        assert_eq!(audited.code, 2, "{kept:?}, {most}, {steps:?}: {}", says(&audited));
-        assert!(says(&audited).contains("random"), "{kept:?}, {most}, {steps:?}: {}", says(&audited));
+        assert_eq!(audited.code, 2, "{kept:?}, {most}, {steps:?}: {}", audited.reason());
+        assert!(audited.reason().contains("random"), "{kept:?}, {most}, {steps:?}: {}", audited.reason());
     }
 }
 
@@ -94,7 +90,12 @@ fn a_mistake_beside_that_is_found() {
             }
         };
         let audited = judged((kept, Some(127.0)), &[20], |_| 1.0, &spoil);
-        assert_eq!((audited.code, &audited.first[..]), (1, "blk.1.ffn_out"), "{kept:?}: {}", says(&audited));
+        assert_eq!(
+            (audited.code, &audited.first[..]),
+            (1, "blk.1.ffn_out"),
+            "{kept:?}: {}",
+            audited.reason()
+        );
     }
 }
 
@@ -109,7 +110,7 @@ fn a_mistake_in_all_layers_is_no_noise() {
     for kept in [Element::F32, Element::Bf16] {
         for (weight, spoil) in [(other_weights, &nothing as Spoil<'_>), (|_| 1.0, &added)] {
             let audited = judged((kept, None), &[20], weight, spoil);
-            assert_eq!(audited.code, 1, "{kept:?}: {}", says(&audited));
+            assert_eq!(audited.code, 1, "{kept:?}: {}", audited.reason());
         }
     }
 }

@@ -155,7 +155,7 @@ fn what_cannot_be_bridged_says_what_it_needs() {
     let (_whole, whole) = run(F16, &["--numerics", "bf16 storage=bf16 kv=bf16"]);
     let (_folder, dump) = foreign(&whole, |kind| kind == Kind::Logits, |x| x);
     let audited = program::audit(&dump, Path::new(F16), &["--allow-missing"]);
-    let reason = audited.report["reason"].as_str().unwrap_or_default();
+    let reason = audited.reason();
     assert_eq!((audited.code, audited.first.as_str()), (2, ""), "{reason}");
     assert!(reason.contains("or record final_norm as well"), "{reason}");
 }

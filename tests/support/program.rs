@@ -51,6 +51,13 @@ pub struct Audited {
     pub report: Value,
 }
 
+impl Audited {
+    /// Why nothing else can be said; empty where something is.
+    pub fn reason(&self) -> &str {
+        self.report["reason"].as_str().unwrap_or_default()
+    }
+}
+
 /// Audits a dump.
 pub fn audit(dump: &Path, model: &Path, more: &[&str]) -> Audited {
     let done = parity(&["audit", "--format", "json", "-m"]).arg(model).arg(dump).args(more).output().unwrap();

@@ -57,9 +57,16 @@ impl Passes<'_> {
         let crosses = |id: &Checkpoint| findings.nodes[id].bridged.iter().any(|id| attends(id.kind()));
         let (behind, others): (Vec<_>, Vec<_>) =
             self.groups(findings).into_iter().partition(|group| group.iter().any(crosses));
-        let mut shown = 0.0_f64;
+        // So is the last product, which is the only one of its kind.
+        let is_last = |(id, one): &(&Checkpoint, &Finding)| {
+            id.layer_index().is_none() && is_open(one) && self.product_before(**id).is_some()
+        };
+        let last = findings.nodes.iter().filter(is_last).map(|(id, _)| *id).collect();
+        let behind = behind.into_iter().chain([last]);
+        let unknown = findings.nodes.values().filter(|one| one.is_healthy() && one.is_of_unknown());
+        let mut shown = unknown.map(size).fold(0.0, f64::max);
         let all = others.into_iter().map(|group| (group, false));
-        for (group, is_behind) in all.chain(behind.into_iter().map(|group| (group, true))) {
+        for (group, is_behind) in all.chain(behind.map(|group| (group, true))) {
             let mut noise = Noise::default();
             let mut nodes = Vec::new();
             for id in group.into_iter().filter(|id| findings.nodes[id].is_wrong()) {
@@ -73,7 +80,10 @@ impl Passes<'_> {
             if noise.is_random() {
                 let most = nodes.iter().map(|id| size(&findings.nodes[id])).fold(0.0, f64::max);
                 shown = shown.max(most);
-                let needs = format!("{NEEDS}, and hides mistakes of {} of a node", number(most));
+                let name = nodes.iter().flat_map(|id| findings.nodes[id].diagnosis().0).next();
+                let named =
+                    name.map_or(String::new(), |name| format!(" ({} would explain some)", name.fault));
+                let needs = format!("{NEEDS}{named}, and hides mistakes of {} of a node", number(most));
                 nodes.iter().for_each(|id| findings.nodes[id] = findings.nodes[id].as_undecided(&needs));
             }
         }
@@ -155,6 +165,8 @@ impl Noise {
     /// Of some rows of errors (T, n) of a node that is exactly `exact` (T, n), and a function of `inputs` (T, k).
     fn of(errors: &Matrix<f64>, exact: &Matrix<f64>, inputs: &Matrix<f64>, some: &[usize]) -> Noise {
         let mut noise = Noise::default();
+        let sizes = column_sizes(exact);
+        let over = |row: &[f64]| row.iter().zip(&sizes).map(|(x, size)| x / size).collect::<Vec<f64>>();
         for (i, &a) in some.iter().enumerate() {
             for &b in &some[..i] {
                 let like = cosine(inputs.row(a), inputs.row(b));
@@ -164,11 +176,14 @@ impl Noise {
                     noise.pairs.iter_mut().zip(pair).for_each(|(sum, one)| *sum += one);
                 }
             }
-            let (squares, fourth) =
-                errors.row(a).iter().fold((0.0, 0.0), |(s, f), e| (s + e * e, f + e.powi(4)));
-            let off = squares * squares / fourth / errors.cols as f64;
-            let size = exact.row(a).iter().map(|y| y * y).sum::<f64>();
-            noise.rows.push([cosine(errors.row(a), exact.row(a)).powi(2), off, (squares / size).sqrt()]);
+            // A type with an exponent rounds large values by more: where a few columns are, as biases make them, errors are in
+            // those, and spread over all columns as shares of their size.
+            let (e, y) = (errors.row(a), exact.row(a));
+            let (share_e, share_y) = (over(e), over(y));
+            let along = cosine(e, y).powi(2).min(cosine(&share_e, &share_y).powi(2));
+            let off = spread_over(e).max(spread_over(&share_e));
+            let size = |row: &[f64]| row.iter().map(|x| x * x).sum::<f64>();
+            noise.rows.push([along, off, (size(e) / size(y)).sqrt()]);
         }
         noise
     }
@@ -195,6 +210,22 @@ impl Noise {
         let [both, of_inputs, alike, pairs] = self.pairs;
         (both / of_inputs).abs() <= RELATED && (alike / pairs).abs() <= RELATED
     }
+}
+
+/// By column, how large values of it are (n): their root mean square, or 1 where all are 0.
+fn column_sizes(values: &Matrix<f64>) -> Vec<f64> {
+    let mut squares = vec![0.0; values.cols];
+    for row in values.data.chunks(values.cols.max(1)) {
+        squares.iter_mut().zip(row).for_each(|(sum, x)| *sum += x * x);
+    }
+    let size = |square: f64| if square > 0.0 { (square / values.rows as f64).sqrt() } else { 1.0 };
+    squares.into_iter().map(size).collect()
+}
+
+/// (Σe²)²/Σe⁴ as a share of all values: as if so many of them were off, all by as much.
+fn spread_over(errors: &[f64]) -> f64 {
+    let (squares, fourth) = errors.iter().fold((0.0, 0.0), |(s, f), e| (s + e * e, f + e.powi(4)));
+    squares * squares / fourth / errors.len() as f64
 }
 
 /// Cosine of the angle between two rows; 0 where one is 0.
