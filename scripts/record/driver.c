@@ -8,7 +8,7 @@
  * none, DRIVER_CACHE=TYPE for keys and values of another ggml type, by its number (0 is F32, 8 is Q8_0), or
  * DRIVER_CACHE=TYPE,TYPE for keys and values of two types,
  * DRIVER_CONTEXT=N for room for so many tokens (default 512), DRIVER_UBATCH=N for so many at a time (default 512),
- * DRIVER_THREADS=N for so many threads (default 2).
+ * DRIVER_THREADS=N for so many threads (default 2), DRIVER_GPU_LAYERS=N for so many layers on a GPU (default: as llama.cpp has it).
  * DRIVER_LORA=FILE[:SCALE],… for adapters, LLAMA_ARG_RPC=HOST:PORT for a ggml-rpc-server that computes.
  * DRIVER_EMBEDDINGS=P asks for embeddings, pooled in llama.cpp's way number P (0 none, 1 mean, 2 first row, 3 last row), and for
  * logits no more. DRIVER_DRAFT=MODEL makes a second context, of that model; DRIVER_ROLLBACK=N keeps so many states of recurrent
@@ -282,6 +282,14 @@ static int life(char *script) {
     return 0;
 }
 
+/* How many layers, the last ones, are on the GPU: the first number of a model's parameters, behind two pointers that are null where
+ * nobody chose devices (in front since the middle of 2025). */
+static void choose_layers(params *p, int32_t layers) {
+    static const char none[2 * sizeof(void *)];
+    size_t at = memcmp(p->bytes, none, sizeof none) == 0 ? sizeof none : 0;
+    memcpy(p->bytes + at, &layers, sizeof layers);
+}
+
 /* A number of the environment that is above 0. */
 static int number(const char *name, int otherwise) {
     int value = getenv(name) ? atoi(getenv(name)) : otherwise;
@@ -318,7 +326,9 @@ int main(int argc, char **argv) {
     init();
     const char *server = getenv("LLAMA_ARG_RPC");
     if (server && remote(server)) return 2;
-    void *model = load_model(model_path, model_params());
+    params of_model = model_params();
+    if (getenv("DRIVER_GPU_LAYERS")) choose_layers(&of_model, atoi(getenv("DRIVER_GPU_LAYERS")));
+    void *model = load_model(model_path, of_model);
     if (!model) return fprintf(stderr, "%s: no model\n", model_path), 2;
     params p = context_params();
     uint32_t sizes[4] = {number("DRIVER_CONTEXT", 512), number("DRIVER_CONTEXT", 512), number("DRIVER_UBATCH", 512), number("DRIVER_SEQUENCES", 1)};

@@ -2,6 +2,7 @@
 //! or as two products, over keys and values in f16, in quantised blocks or as they are. A declaration says; where values of
 //! attention say otherwise, they are believed.
 
+mod layers;
 mod over_blocks;
 
 use std::collections::HashSet;
@@ -19,6 +20,8 @@ use parity_dump::Dump;
 
 /// Rows of each node that decide.
 const ROWS: usize = 4;
+/// What llama.cpp calls the CPU among the devices that computed something.
+const CPU: &str = "CPU";
 /// Layers whose nodes decide.
 const LAYERS: usize = 2;
 
@@ -31,11 +34,13 @@ pub struct Form {
     pub flash: bool,
     /// What keys and values are kept in.
     pub cache: Cache,
+    /// How many of the first layers are on the CPU all the same.
+    pub on_cpu: u32,
 }
 
 impl Form {
     /// What any engine may have computed: attention as one node, keys and values as they are.
-    const ANY: Form = Form { backend: None, flash: true, cache: Cache::F32 };
+    const ANY: Form = Form { backend: None, flash: true, cache: Cache::F32, on_cpu: 0 };
 
     /// The form that a dump declares: what declares a backend of llama.cpp computed llama.cpp's graph, on that backend, with
     /// the cache and the attention that it declares.
@@ -51,13 +56,15 @@ impl Form {
                 Storage::F16 => Cache::F16,
                 Storage::Bf16 => Cache::BF16,
             },
+            on_cpu: 0,
         })
     }
 
     /// All that may have been, what is declared first: words on cache and attention are easily left out, and llama.cpp's
     /// default is one node over keys and values in f16. What names a backend of llama.cpp and declares nothing may have been
     /// computed on it, or on the CPU. Another engine that declares a backend may round as that does and sum as it likes: what
-    /// any engine may have computed is the last.
+    /// any engine may have computed is the last. Of one that declares nothing it is the first, and it may have the kernels of
+    /// llama.cpp's CUDA, as many engines do that are built on it.
     fn possible(dump: &Dump) -> Vec<Form> {
         let declared = Form::declared(dump);
         let producer = &dump.manifest().producer;
@@ -67,11 +74,16 @@ impl Form {
             _ => None,
         };
         let named = named.filter(|_| producer.name == LLAMA_CPP && producer.numerics.is_none());
-        let Some(backend) = declared.backend.or(named) else { return vec![declared] };
-        let of = |(flash, cache)| Form { backend: Some(backend), flash, cache };
+        let of = |backend| move |(flash, cache)| Form { backend, flash, cache, on_cpu: 0 };
+        let Some(backend) = declared.backend.or(named) else {
+            let is_open = producer.name != LLAMA_CPP && producer.numerics.is_none();
+            let guessed = Backend::declared(Products::LlamaCuda).filter(|_| is_open);
+            let kinds = [(true, Cache::F16), (false, Cache::F16)].map(of(guessed));
+            return std::iter::once(declared).chain(kinds.into_iter().filter(|_| is_open)).collect();
+        };
         let kinds = [(true, Cache::F16), (false, Cache::F16), (false, Cache::F32), (true, Cache::F32)];
         let first = Some(declared).filter(|form| form.backend.is_some());
-        let others = kinds.map(of).into_iter().filter(|form| Some(*form) != first);
+        let others = kinds.map(of(Some(backend))).into_iter().filter(|form| Some(*form) != first);
         let last = match declared.backend {
             Some(_) => Some(Form::ANY).filter(|_| producer.name != LLAMA_CPP),
             None => Some(declared),
@@ -115,6 +127,10 @@ impl Graphs {
             }
             let Some((left, graphs)) = Graphs::unexplained(dump, gguf, &ids, form)? else { continue };
             let is_whole = left.iter().all(|rows| *rows == 0);
+            // What nobody declares or names is believed where it leaves nothing open.
+            if !is_whole && !is_llama && form.backend.is_some() && declared.backend.is_none() {
+                continue;
+            }
             let rows = |left: &[usize]| left.iter().sum::<usize>();
             if best.as_ref().is_none_or(|(least, ..)| rows(&left) < rows(least)) {
                 best = Some((left, form, graphs));
@@ -124,6 +140,13 @@ impl Graphs {
             }
         }
         let Some((left, form, graphs)) = best else { return Graphs::built(dump, gguf) };
+        if form.backend.is_some()
+            && is_llama
+            && dump.manifest().producer.device.as_deref().is_some_and(|device| device.contains(CPU))
+            && let Some(graphs) = Graphs::begun_on_cpu(dump, gguf, form)?
+        {
+            return Ok(graphs);
+        }
         if left.iter().any(|rows| *rows > 0)
             && let Some(graphs) = Graphs::over_blocks(dump, gguf, &ids, (form, &left))?
         {

@@ -98,7 +98,7 @@ impl Graphs {
         }
         let inside = Recording::checkpoints(dump).iter().any(|id| id.kind().is_optional());
         let context = manifest.tokens.len();
-        let Form { backend, flash, cache } = form;
+        let Form { backend, flash, cache, .. } = form;
         let flash = flash && !inside;
         // Keys and values in blocks are read by llama.cpp's own kernels.
         let declared = backend.is_some() || cache.is_in_blocks() && manifest.producer.name == LLAMA_CPP;
@@ -122,8 +122,7 @@ impl Graphs {
             out.of_steps.push(known.unwrap_or(shapes.len()));
             if known.is_none() {
                 shapes.push(shape);
-                let tensors = built.graph.tensors.iter_mut().filter(|tensor| tensor.computed);
-                tensors.for_each(|tensor| tensor.backend = backend.map(str::to_owned));
+                form.place(&mut built.graph, tokens.len());
                 let labelled = Labelled::new(built.graph)?;
                 // What recorded no graph took the product for the logits.
                 out.graphs.push(match manifest.producer.name == LLAMA_CPP {

@@ -217,15 +217,17 @@ impl Passes<'_> {
         Ok(rows.multiplied.map(|inputs| (errors, inputs)))
     }
 
+    /// How far off sums that are rounded to f16 one after the other leave a node, relative; NaN where no product lies before it.
+    pub(super) fn most_of_sums(&self, id: Checkpoint) -> f64 {
+        self.weight_before(id).map_or(f64::NAN, |weight| (weight.cols() as f64).sqrt() * UNIT_F16)
+    }
+
     /// Those of some nodes that sums come to which are rounded to f16 one after the other, in an engine that keeps its values in f16:
     /// each rounds half a unit of what was summed up so far, so that of `k` terms a relative error of √k units is the most that
     /// chance makes of it. Errors of other weights go along with what is multiplied, those of sums do not.
     fn sums_in_f16(&self, findings: &Findings, open: IndexSet<Checkpoint>) -> Result<IndexSet<Checkpoint>> {
-        let most = |id: &Checkpoint| {
-            self.weight_before(*id).map_or(f64::NAN, |weight| (weight.cols() as f64).sqrt() * UNIT_F16)
-        };
-        let sums: IndexSet<Checkpoint> =
-            open.into_iter().filter(|id| size(&findings.nodes[id]) <= most(id)).collect();
+        let is_of_sums = |id: &Checkpoint| size(&findings.nodes[id]) <= self.most_of_sums(*id);
+        let sums: IndexSet<Checkpoint> = open.into_iter().filter(is_of_sums).collect();
         let next: Vec<Checkpoint> =
             sums.iter().filter(|id| findings.nodes[*id].bridged.is_empty()).copied().collect();
         let order: Vec<usize> = (0..next.len()).collect();

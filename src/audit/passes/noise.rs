@@ -57,7 +57,7 @@ impl Passes<'_> {
         let crosses = |id: &Checkpoint| findings.nodes[id].bridged.iter().any(|id| attends(id.kind()));
         let (behind, others): (Vec<_>, Vec<_>) =
             self.groups(findings).into_iter().partition(|group| group.iter().any(crosses));
-        // So is the last product, which is the only one of its kind.
+        // So is the last product, which is the only one of its kind, or what sums in f16 come to.
         let is_last = |(id, one): &(&Checkpoint, &Finding)| {
             id.layer_index().is_none() && is_open(one) && self.product_before(**id).is_some()
         };
@@ -71,7 +71,9 @@ impl Passes<'_> {
             let mut nodes = Vec::new();
             for id in group.into_iter().filter(|id| findings.nodes[id].is_wrong()) {
                 let Some((all, beyond)) = self.errors_of(&findings.nodes[&id], id)? else { continue };
-                let is_shown = !is_behind || size(&findings.nodes[&id]) <= NEAR * shown;
+                let is_of_sums =
+                    id.layer_index().is_none() && size(&findings.nodes[&id]) <= self.most_of_sums(id);
+                let is_shown = !is_behind || is_of_sums || size(&findings.nodes[&id]) <= NEAR * shown;
                 if is_shown && beyond.each_is_random() && all.is_even() {
                     noise.join(&all);
                     nodes.push(id);
