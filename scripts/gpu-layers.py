@@ -8,9 +8,9 @@ OUT     gets layers.json and, while it works, the recordings, which are deleted
 LIBS    a folder of llama.cpp's shared libraries with a GPU backend
 MODEL   GGUF files
 
-Of each model the last layer, half of them and all are on the GPU: 40 tokens and three decode steps. Of each recording, in
-each of the three forms, it says whether anything is accused, and whether one row of one matmul times 1.2 is found, in a layer of
-the CPU and in one of the GPU.
+Of each model the last product alone is on the GPU, the last half of the layers, and all of them: 40 tokens and three decode
+steps. Of each recording, in each of the three forms, it says whether anything is accused, and whether one row of a matmul times 1.2
+is found, in the first layer and in the last.
 
   --parity FILE    the program (default: target/release/parity)
 
@@ -91,13 +91,12 @@ def record(options, driver, model, layers, dump):
 
 
 def judged(options, work, model, layers, of):
-    """One recording in all its forms. Of `of` layers the last ones are on the GPU."""
+    """One recording in all its forms. Of `of` layers and the last product so many, from the end, are on the GPU."""
     dump = work / "recorded"
     record(options, work / "driver", model, layers, dump)
     rows = []
     for form, change in FORMS.items():
-        # With layers + 1 the last product is there as well.
-        places = {f"blk.{of - 1}.ffn_up", f"blk.{max(of - 1 - layers, 0)}.ffn_up"}
+        places = {"blk.0.ffn_up", f"blk.{of - 1}.ffn_up"}
         for spoiled in [None, *sorted(places)]:
             one = work / "one"
             shutil.copytree(dump, one)
@@ -107,7 +106,7 @@ def judged(options, work, model, layers, of):
             if spoiled:
                 scale(one, spoiled)
             code, origins, reason, seconds = audit(options, one, model)
-            good = origins == [spoiled] and code == 1 if spoiled else not origins and code in (0, 2)
+            good = code == 1 and origins[:1] == [spoiled] if spoiled else not origins and code in (0, 2)
             rows.append({"model": model.name, "layers_on_the_gpu": layers, "form": form, "spoiled": spoiled, "exit": code,
                          "origins": origins, "reason": reason, "seconds": seconds, "good": good})
             print("good " if good else "BAD  ", json.dumps(rows[-1]), flush=True)
@@ -130,7 +129,7 @@ def main():
         for model in options.models:
             record(options, Path(work) / "driver", model, 0, Path(work) / "first")
             of = layers_of(Path(work) / "first")
-            for layers in (1, of // 2, of + 1):
+            for layers in (1, 1 + of // 2, 1 + of):
                 rows += judged(options, Path(work), model, layers, of)
     device = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True, text=True)
     good = sum(row["good"] for row in rows)

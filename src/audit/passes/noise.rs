@@ -71,9 +71,9 @@ impl Passes<'_> {
             let mut nodes = Vec::new();
             for id in group.into_iter().filter(|id| findings.nodes[id].is_wrong()) {
                 let Some((all, beyond)) = self.errors_of(&findings.nodes[&id], id)? else { continue };
-                let is_of_sums =
-                    id.layer_index().is_none() && size(&findings.nodes[&id]) <= self.most_of_sums(id);
-                let is_shown = !is_behind || is_of_sums || size(&findings.nodes[&id]) <= NEAR * shown;
+                let one = &findings.nodes[&id];
+                let is_of_sums = id.layer_index().is_none() && size(one) <= self.most_of_sums(id);
+                let is_shown = !is_behind || is_of_sums || size(one) <= NEAR * shown;
                 if is_shown && beyond.each_is_random() && all.is_even() {
                     noise.join(&all);
                     nodes.push(id);
@@ -100,7 +100,11 @@ impl Passes<'_> {
             let order: Vec<usize> = (0..of.len()).collect();
             spread(&order, ROWS).into_iter().map(|at| of[at]).collect()
         };
-        let beyond = some(finding.audit().map_or_else(Vec::new, |audit| audit.rows_beyond));
+        let Some(audit) = finding.audit() else { return Ok(None) };
+        // What is wrong in a single row is in the one that is furthest off.
+        let furthest = audit.local.worst.first().map(|position| *position as u32);
+        let furthest = furthest.filter(|position| audit.rows_beyond.contains(position));
+        let beyond: BTreeSet<u32> = some(audit.rows_beyond).into_iter().chain(furthest).collect();
         let looked_at: BTreeSet<u32> = some(all.into_iter().collect()).union(&beyond).copied().collect();
         let Some(rows) = exact(self.steps, self.graphs, self.gguf, id, &looked_at)? else { return Ok(None) };
         let errors = rows.recorded.data.iter().zip(&rows.exact.data).map(|(a, b)| a - b).collect();
