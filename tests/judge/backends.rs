@@ -292,3 +292,29 @@ fn a_node_that_nobody_could_see_is_undecided_where_other_steps_lack_it() {
     let reason = audited.report["reason"].to_string();
     assert!(audited.code == 2 && reason.contains("record blk.0.k_rope as well"), "{reason}");
 }
+
+/// Half of the layers on the CPU: in a prompt of 32 rows and more their attention alone, in a decode step all of them.
+#[test]
+fn a_dump_without_a_graph_may_be_of_two_devices() {
+    let (dump, model) = (data("half-cuda-Q4_K_M"), shipped("qwen2-tiny-py-Q4_K_M.gguf"));
+    let audited = program::audit(&dump, &model, &["--allow-missing"]);
+    assert_eq!(audited.report["origins"].to_string(), "[]", "{}", audited.reason());
+    assert!(audited.notes.contains("2 of 4 layers on the CPU"), "{}", audited.notes);
+    let all = audited.report["checkpoints"].as_array().unwrap();
+    let tells = |entry: &&serde_json::Value| {
+        let id = entry["id"].as_str().unwrap();
+        ["k_proj", "v_proj", "attn_ctx"].iter().any(|kind| id.ends_with(kind))
+    };
+    let judged: Vec<_> = all.iter().filter(tells).collect();
+    assert_eq!(judged.len(), 12);
+    for entry in judged {
+        assert_eq!(entry["verdict"], "match", "{}", entry["id"]);
+    }
+    for id in ["blk.0.v_proj", "blk.1.attn_ctx", "blk.3.attn_ctx"] {
+        let folder = tempfile::tempdir().unwrap();
+        let copy = folder.path().join("dump");
+        spoiled(&dump, &copy, (0, id), 0.05);
+        let audited = program::audit(&copy, &model, &["--allow-missing"]);
+        assert_eq!((audited.code, &audited.first[..]), (1, id), "{}", audited.reason());
+    }
+}
