@@ -216,7 +216,6 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         let known = self.products.map(|products| products.row(self.query(at)));
         let visible = self.visible(b, h, n);
         let mut seen = Vec::with_capacity(visible.len());
-        let is_plain = self.cap == 0.0 && !self.rounds_scores();
         vectorized(
             #[inline(always)]
             || {
@@ -225,10 +224,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
                         Some(known) => known[position],
                         None => self.product(at, position),
                     };
-                    let (scaled, z) = match is_plain {
-                        true => (self.scale * product, self.scale * product + bias),
-                        false => self.score(product, bias),
-                    };
+                    let (scaled, z) = self.score(product, bias);
                     seen.push(Seen { position, bias, product, scaled, z });
                 }
             },
@@ -244,6 +240,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
     }
 
     /// A product scaled, and with cap and mask, as an engine rounds them.
+    #[inline(always)]
     pub fn score(&self, product: f64, bias: f64) -> (f64, f64) {
         let Softmax { scores, steps, .. } = self.softmax;
         let last = |value: f64| {
