@@ -74,16 +74,16 @@ impl Form {
             _ => None,
         };
         let named = named.filter(|_| producer.name == LLAMA_CPP && producer.numerics.is_none());
-        let of = |backend| move |(flash, cache)| Form { backend, flash, cache, on_cpu: 0 };
+        let of = |backend| move |(flash, cache)| Form { backend: Some(backend), flash, cache, on_cpu: 0 };
         let Some(backend) = declared.backend.or(named) else {
             let is_open = producer.name != LLAMA_CPP && producer.numerics.is_none();
             let guessed = Backend::declared(Products::LlamaCuda).filter(|_| is_open);
-            let kinds = [(true, Cache::F16), (false, Cache::F16)].map(of(guessed));
-            return std::iter::once(declared).chain(kinds.into_iter().filter(|_| is_open)).collect();
+            let kinds = |cuda| [(true, Cache::F16), (false, Cache::F16)].map(of(cuda));
+            return std::iter::once(declared).chain(guessed.into_iter().flat_map(kinds)).collect();
         };
         let kinds = [(true, Cache::F16), (false, Cache::F16), (false, Cache::F32), (true, Cache::F32)];
         let first = Some(declared).filter(|form| form.backend.is_some());
-        let others = kinds.map(of(Some(backend))).into_iter().filter(|form| Some(*form) != first);
+        let others = kinds.map(of(backend)).into_iter().filter(|form| Some(*form) != first);
         let last = match declared.backend {
             Some(_) => Some(Form::ANY).filter(|_| producer.name != LLAMA_CPP),
             None => Some(declared),
