@@ -171,8 +171,10 @@ impl Graphs {
         if form.backend != Form::declared(dump).backend && 2 * wrong > products.len() {
             return Ok(None);
         }
-        // What cannot be judged in a form is not explained by it.
-        let rows = |finding: &Finding| if finding.judged > 0 { finding.rows_beyond() } else { ROWS };
+        // What cannot be judged in a form is not explained by it, nor is what a guess explains as it would a mistake.
+        let is_guess = form.backend.is_some() && Form::declared(dump) == Form::ANY;
+        let explains = |finding: &Finding| finding.judged > 0 && !(is_guess && finding.is_blind());
+        let rows = |finding: &Finding| if explains(finding) { finding.rows_beyond() } else { ROWS };
         Ok(Some((attention.into_iter().map(|(_, finding)| rows(finding)).collect(), graphs)))
     }
 
