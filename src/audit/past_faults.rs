@@ -66,7 +66,15 @@ fn judged(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf, how: &H
     let inputs = inputs.map(|id| (*id, wrong_inputs(*id, &reads, &findings, &wrong, false)));
     let mut open: Inputs = inputs.filter(|(_, of)| !of.is_empty()).collect();
     let mut unknown = None;
-    for _ in 0..ROUNDS {
+    let mut rounds = 0;
+    while rounds < ROUNDS {
+        // What was wrong beside inputs that are cleared by now is wrong by itself: a layer's output behind a sum that was computed of
+        // the output before, where all of them were overwritten.
+        while let Some(own) =
+            open.iter().position(|(_, of)| !of.iter().any(|id| is_in_question(*id, &open, &findings)))
+        {
+            open.shift_remove_index(own);
+        }
         // Of what reads what is itself in question the latter is settled first.
         let is_known = |input: &&Checkpoint| !open.contains_key(*input) && findings.nodes[*input].is_wrong();
         let known = |of: &[Checkpoint]| of.iter().filter(is_known).copied().collect::<Vec<_>>();
@@ -77,6 +85,8 @@ fn judged(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf, how: &H
         }
         open.retain(|reader, _| !some.contains_key(reader));
         unknown = unknown.or(clear(&some, (steps, graphs, gguf), how.rows, &mut findings)?);
+        let is_cleared = some.keys().any(|reader| !findings.nodes[reader].is_wrong());
+        rounds += usize::from(!is_cleared);
     }
     let far = behind_wrong(&reads, &findings);
     if !far.is_empty() {
@@ -89,7 +99,12 @@ fn judged(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf, how: &H
 /// Readers that are wrong, and which of their inputs are.
 type Inputs = IndexMap<Checkpoint, Vec<Checkpoint>>;
 
-/// How many readers of readers are looked at one after the other.
+/// Whether a node that is read is wrong, or may be.
+fn is_in_question(id: Checkpoint, open: &Inputs, findings: &Findings) -> bool {
+    open.contains_key(&id) || findings.nodes[&id].is_wrong()
+}
+
+/// How many readers of readers are looked at one after the other where nothing is cleared by it.
 const ROUNDS: usize = 3;
 
 /// Last readers of a layer that are still wrong, and all of their inputs in it that are: what is recorded wrongly, and computed from what
@@ -128,7 +143,10 @@ fn clear(
         let of = |_, id| hidden.contains(&id).then_some(None);
         passes::bounded(&Instead { steps, of: &of, chosen: &chosen }, graphs, gguf, &how)
     };
-    let mut past = without(inputs.values().flatten().copied().collect())?;
+    // What is known by now to be recorded wrongly lies before others, where what is between was not recorded.
+    let known =
+        findings.nodes.iter().filter(|(_, finding)| finding.contradicted_by.is_some()).map(|(id, _)| *id);
+    let mut past = without(inputs.values().flatten().copied().chain(known).collect())?;
     let explained = |found: &Finding| found.judged > 0 && found.is_healthy();
     // What rounding of its inputs explains so widely that it would explain a mistake too says nothing against them: such
     // a reader was accused for the sums of f16 of 4864 terms that it read.

@@ -10,6 +10,8 @@ const UNSEEN: [&str; 8] =
     ["q_proj", "k_proj", "v_proj", "q_rope", "k_rope", "attn_ctx", "ffn_act", "attn_residual"];
 const TOKENS: usize = 24;
 const LAYERS: usize = 4;
+/// Begins the kind of a tensor of the next layer.
+const NEXT: &str = "next.";
 
 /// A layer's tensors, by their kind.
 type Layer<'a> = &'a dyn Fn(&str) -> Vec<f32>;
@@ -31,7 +33,7 @@ fn judged(
     });
     edited::edit(&dump, |name, _, values| {
         if let Some((layer, _)) = name.rsplit_once('.').filter(|(_, own)| *own == kind) {
-            *values = value(&|kind| all[&format!("{layer}.{kind}")].clone());
+            *values = value(&|kind| all[&place(layer, kind)].clone());
         }
         !UNSEEN.iter().any(|kind| name.ends_with(kind))
     });
@@ -44,6 +46,26 @@ fn judged(
     let first = nodes.iter().find(|node| node["verdict"] == "origin").unwrap();
     let origins = origins.iter().map(|id| id.as_str().unwrap().to_owned()).collect();
     (audited.code, origins, first["evidence"].as_str().unwrap().to_owned())
+}
+
+/// The tensor of a kind of a layer, or of the next one where that is asked for: behind the last layer is the last norm.
+fn place(layer: &str, kind: &str) -> String {
+    let Some(kind) = kind.strip_prefix(NEXT) else { return format!("{layer}.{kind}") };
+    let next = 1 + layer.strip_prefix("blk.").unwrap().parse::<usize>().unwrap();
+    if next < LAYERS { format!("blk.{next}.{kind}") } else { "final_norm".to_owned() }
+}
+
+/// Engines that add and normalise in one kernel write the norm where the layer before left its output: each layer's is wrong, and none
+/// of what was computed from them, be it sums or norms of the layers behind.
+#[test]
+fn outputs_of_layers_under_the_next_norm_are_told_in_all_layers() {
+    for numerics in [&[][..], &["--numerics", "f16"]] {
+        let (code, origins, evidence) = judged(numerics, "layer_out", &|of| of(&format!("{NEXT}attn_norm")));
+        let wanted: Vec<String> = (0..LAYERS).map(|layer| format!("blk.{layer}.layer_out")).collect();
+        assert_eq!((code, &origins), (1, &wanted), "{numerics:?}: {evidence}");
+        let said = "the engine is not (it holds blk.1.attn_norm, which was written in its place";
+        assert!(evidence.contains(said), "{numerics:?}: {evidence}");
+    }
 }
 
 #[test]

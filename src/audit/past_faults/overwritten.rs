@@ -50,15 +50,21 @@ pub fn note(
     // Of an engine that is wrong too, what a wrong node reads was recorded as wrongly as in other layers.
     let wrong = wrong.find(|id| past.iter().all(|known| known.kind() != id.kind())).copied();
     let beside = wrong.map(Beside::Wrong).or(unknown.map(Beside::Unknown));
-    past.iter().for_each(|id| findings.at(*id).beside = beside);
+    for id in &past {
+        let finding = findings.at(*id);
+        finding.beside = beside;
+        // What the error of a wrong copy looks like is no news beside that it is one.
+        if finding.diagnosis().0.is_empty() {
+            finding.forget_names();
+        }
+    }
     for id in findings.order.iter().filter(|id| past.contains(*id)) {
         if !first.iter().any(|known| known.kind() == id.kind()) {
             first.push(*id);
         }
     }
     for id in first {
-        let mut readers: Vec<Checkpoint> =
-            reads.iter().filter(|(_, inputs)| inputs.contains(&id)).map(|(reader, _)| *reader).collect();
+        let mut readers = readers_of(id, reads, findings);
         readers.sort_by_key(|reader| findings.order.iter().position(|id| id == reader));
         let gated = readers.iter().filter(|by| id.kind() == Kind::FfnGate && by.kind() == Kind::FfnAct);
         let before = gated.map(|by| Overwritten { by: *by, before: Some(id.sibling(Kind::FfnUp)) });
@@ -72,6 +78,15 @@ pub fn note(
         }
     }
     Ok(())
+}
+
+/// What reads a tensor, or reads what does so and is not recorded: a norm before its weight.
+fn readers_of(id: Checkpoint, reads: &Reads, findings: &Findings) -> Vec<Checkpoint> {
+    let direct =
+        |id: Checkpoint| reads.iter().filter(move |(_, inputs)| inputs.contains(&id)).map(|(by, _)| *by);
+    let is_recorded = |by: &Checkpoint| findings.nodes.get(by).is_some_and(|finding| finding.judged > 0);
+    let behind = direct(id).filter(|by| !is_recorded(by)).flat_map(direct);
+    direct(id).chain(behind).collect()
 }
 
 fn is_past(findings: &Findings, id: Checkpoint) -> bool {
