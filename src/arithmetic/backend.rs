@@ -5,7 +5,7 @@ mod attention;
 
 pub use attention::{Queries, VECTOR_ROWS};
 
-use super::{Arithmetic, Flash, Functions, HalfSums, Integers, Narrow, Operands, Softmax, Vector};
+use super::{Arithmetic, Flash, Functions, HalfSums, Integers, Narrow, Operand, Operands, Softmax, Vector};
 use crate::gguf::DType;
 use crate::numerics::{Products, Storage};
 
@@ -278,6 +278,8 @@ fn name(operands: Operands) -> &'static str {
         Operands::Both(Narrow::Tf32 | Narrow::Tf32Away) => "matmuls with TF32 operands, f32 sums",
         Operands::Both(Narrow::Tf32Cut) => "matmuls with operands cut off to TF32, f32 sums",
         Operands::Both(Narrow::Pair) => "matmuls as three products of bf16, f32 sums",
+        Operands::One(Operand::Activations, _) => "matmuls with rounded activations, f32 sums",
+        Operands::One(Operand::Weights, _) => "matmuls with rounded weights, f32 sums",
         Operands::Blocks(_) => "matmuls with Q8_1 activations, f32 sums",
         Operands::Half(_) => "matmuls with f16 operands, f16 sums",
         Operands::Unordered => IN_ANY_ORDER,

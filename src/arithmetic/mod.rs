@@ -68,12 +68,23 @@ pub enum Operands {
     Rows,
     /// Both sides to this, sums in f32: the matrix units of GPUs.
     Both(Narrow),
+    /// One side to this, the other as it is; sums in f32.
+    One(Operand, Narrow),
     /// CUDA's kernels on integers (MMQ, MMVQ); sums in f32.
     Blocks(Integers),
     /// Both sides to f16, sums in f16.
     Half(HalfSums),
     /// The same in an order that nobody knows: what it rounds is bounded.
     Unordered,
+}
+
+/// A side of a product with a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operand {
+    /// Values that a model file has.
+    Weights,
+    /// What meets them.
+    Activations,
 }
 
 /// A type with fewer bits than f32 that single values are rounded to.

@@ -53,8 +53,10 @@ pub fn kept(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf) -> Re
         };
         any(labelled, id, &is)
     };
-    let vectors = sampled(steps, graphs, NODES_MAX, |labelled, id, op| {
-        matches!(op, Op::Mul | Op::Add) && reads(labelled, id, true, usize::MAX)
+    let vectors = [Op::Mul, Op::Add].map(|of| {
+        sampled(steps, graphs, NODES_MAX, |labelled, id, op| {
+            *op == of && reads(labelled, id, true, usize::MAX)
+        })
     });
     let rows = sampled(steps, graphs, 1, |labelled, id, op| {
         *op == Op::GetRows && reads(labelled, id, false, usize::MAX)
@@ -72,15 +74,20 @@ pub fn kept(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf) -> Re
     };
     let file = (steps, graphs, gguf);
     let filed = |nodes: &[Sampled]| errors(steps, graphs, gguf, nodes);
-    let [filed_vectors, filed_rows] = [filed(&vectors)?, filed(&rows)?];
+    let filed_rows = filed(&rows)?;
+    let filed_vectors = [filed(&vectors[0])?, filed(&vectors[1])?];
     let mut loaded = Loaded::default();
     for kept in [Storage::F16, Storage::Bf16] {
         let storage = Some(kept);
-        let of_vectors = Loaded { vectors: storage, ..Loaded::default() };
-        if loaded.vectors.is_none()
-            && compared(file, &filed_vectors, of_vectors, (&vectors, LEFT))?.is_said(2)
-        {
-            loaded.vectors = storage;
+        if loaded.norms.is_none() && loaded.biases.is_none() {
+            let both = Loaded { norms: storage, biases: storage, ..Loaded::default() };
+            let of = |i: usize| compared(file, &filed_vectors[i], both, (&vectors[i], LEFT));
+            let [of_norms, of_biases] = [of(0)?, of(1)?];
+            // A loader that rounds some rounds the others too, where these do not say that it leaves them.
+            let is_said = [of_norms.and(&of_biases), of_norms, of_biases].iter().any(|one| one.is_said(2));
+            let [norms, biases] =
+                [of_norms, of_biases].map(|one| storage.filter(|_| is_said && !one.is_denied()));
+            loaded = Loaded { norms, biases, ..loaded };
         }
         if loaded.matrices.is_some() {
             continue;
@@ -101,7 +108,7 @@ pub fn kept(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf) -> Re
         }
     }
     // Of norms and biases that nobody recorded what follows them says whether they are rounded like matrices.
-    if loaded.matrices.is_some() && vectors.len() < 2 {
+    if loaded.matrices.is_some() && vectors.iter().flatten().count() < 2 {
         loaded = with_vectors(steps, graphs, gguf, loaded)?;
     }
     Ok(gguf.loaded(loaded)?.map(|gguf| (loaded, gguf)))
@@ -137,9 +144,9 @@ pub fn behind(
     // One of them may be wrong, whatever the weights are.
     let are_most = |count: usize| 2 * count >= some.len();
     for kept in [Storage::F16, Storage::Bf16].map(Some) {
-        let vectors = Loaded { vectors: kept, ..Loaded::default() };
+        let vectors = Loaded { norms: kept, biases: kept, ..Loaded::default() };
         let matrices = Loaded { tables: kept, matrices: kept, ..Loaded::default() };
-        for loaded in [vectors, matrices, Loaded { vectors: kept, ..matrices }] {
+        for loaded in [vectors, matrices, Loaded { norms: kept, biases: kept, ..matrices }] {
             let Some(rounded) = gguf.loaded(loaded)? else { continue };
             let is_nearer =
                 |(id, left): &(Checkpoint, f64)| filed.get(id).is_some_and(|off| *left <= LEFT_ALONE * off);
@@ -174,7 +181,7 @@ fn with_vectors(
     loaded: Loaded,
 ) -> Result<Loaded> {
     let all = sampled(steps, graphs, MATMULS_MAX, |_, _, op| *op != Op::GetRows);
-    let rounded = Loaded { vectors: loaded.matrices, ..loaded };
+    let rounded = Loaded { norms: loaded.matrices, biases: loaded.matrices, ..loaded };
     let without = gguf.loaded(loaded)?;
     let without = errors(steps, graphs, without.as_ref().unwrap_or(gguf), &all)?;
     let is_shown = compared((steps, graphs, gguf), &without, rounded, (&all, LEFT))?.is_shown(1);
@@ -189,7 +196,7 @@ fn holds_row(weight: &TensorRef<'_>, storage: Storage) -> bool {
 }
 
 /// How nodes compare that are computed with two files.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 struct Compared {
     /// Which differ.
     changed: usize,
@@ -208,6 +215,18 @@ impl Compared {
             nearer: known.nearer + usize::from(second <= left * first),
             further: known.further + usize::from(first <= LEFT * second),
         })
+    }
+
+    /// With others.
+    fn and(&self, other: &Compared) -> Compared {
+        let Compared { changed, nearer, further } = other;
+        let (changed, nearer) = (self.changed + changed, self.nearer + nearer);
+        Compared { changed, nearer, further: self.further + further }
+    }
+
+    /// Whether more speak for the first than for the second.
+    fn is_denied(&self) -> bool {
+        self.further > self.nearer
     }
 
     /// Whether what was looked at speaks for neither.

@@ -99,7 +99,7 @@ pub use rows::Arrangement;
 use rows::Partial;
 pub use sample::judge_sampled;
 pub use shown_products::is_as_f16;
-pub use storage_types::{IN_ROWS, PRODUCTS, products};
+pub use storage_types::{IN_ROWS, ONE_SIDED, PRODUCTS, products};
 pub use stored::Narrowed;
 pub use suspect::Suspect;
 pub use tokens::Tokens;

@@ -25,10 +25,12 @@ pub fn arithmetics(
     let candle = candle.into_iter().filter(|_| steps.declared().is_none());
     let llama = Some(Arithmetic::LLAMA_CPU).filter(|_| !storage_types::declares_plain(steps));
     let tried = [Arithmetic::EXACT, own].into_iter().chain(llama).chain(two_products).chain(candle);
-    // llama.cpp's products show the rounding of their weights' type, f16 operands of F16 weights for one; what the operands of
-    // attention are rounded to, which meet no weight, is open then.
+    // llama.cpp's products show the rounding of their weights' type, f16 operands of F16 weights for one, others that of one side;
+    // what the operands of attention are rounded to, which meet no weight, is open then.
     let beside_shown = |one: Arithmetic| match (shown.map(|shown| shown.operands), one.flash) {
-        (Some(Operands::VecDot), Flash::Rounded(..)) => Arithmetic { operands: Operands::VecDot, ..one },
+        (Some(shown @ (Operands::VecDot | Operands::One(..))), Flash::Rounded(..)) => {
+            Arithmetic { operands: shown, ..one }
+        }
         _ => one,
     };
     let tried = tried.chain(attentions::with_operands(steps.declared()).into_iter().map(beside_shown));
@@ -36,6 +38,8 @@ pub fn arithmetics(
     let rare = [Narrow::Pair, Narrow::Tf32Away].map(storage_types::products);
     // Activations in eight bits round as much as a cache of eight bits does: where no product shows them they would hide that.
     let rare = rare.into_iter().chain(shown.map(|_| storage_types::IN_ROWS.arithmetic));
+    let one_sided = shown.map(|shown| Arithmetic { operands: shown.operands, ..Arithmetic::EXACT });
+    let rare = rare.chain(one_sided.filter(|one| matches!(one.operands, Operands::One(..))));
     let tried = tried.chain(rare.filter(|_| steps.declared().is_none()));
     let tried: Vec<Arithmetic> =
         tried.filter(|one| shown.is_none_or(|shown| shown.allows(one.operands))).collect();

@@ -13,7 +13,7 @@ use super::parts;
 use super::{Labelled, Steps};
 use crate::arithmetic::round::NORMAL_F16;
 use crate::arithmetic::{
-    Arithmetic, Cached, Flash, Fresh, Functions, Narrow, Operands, Packed, Storing, both,
+    Arithmetic, Cached, Flash, Fresh, Functions, Narrow, Operand, Operands, Packed, Storing, both,
 };
 use crate::gguf::DType;
 use crate::numerics::{Numerics, Products, Storage};
@@ -210,6 +210,15 @@ pub const PRODUCTS: [(&str, Narrow); 6] = [
     ("matmuls as three products of bf16", Narrow::Pair),
 ];
 
+/// Products of which one side alone is rounded, with a weight that has more bits than the type: a kernel that decodes weights to f32
+/// and reads activations in a narrow type, or the other way round.
+pub const ONE_SIDED: [(&str, Operand, Narrow); 4] = [
+    ("matmuls with activations in f16", Operand::Activations, Narrow::F16),
+    ("matmuls with activations in bf16", Operand::Activations, Narrow::Bf16),
+    ("matmuls with weights in f16", Operand::Weights, Narrow::F16),
+    ("matmuls with weights in bf16", Operand::Weights, Narrow::Bf16),
+];
+
 /// Of these types those that an engine may round the operands of its products to.
 pub fn operands(declared: Option<Numerics>) -> Vec<(&'static str, Narrow)> {
     let may = |narrow: Narrow| match declared.map(|numerics| numerics.products) {
@@ -240,7 +249,7 @@ pub const IN_ROWS: Hypothesis = Hypothesis {
 /// followed, and leaves about as much as f16 does.
 pub fn unit(arithmetic: &Arithmetic) -> f64 {
     let own = match arithmetic.operands {
-        Operands::Both(narrow) => unit_of(narrow),
+        Operands::Both(narrow) | Operands::One(_, narrow) => unit_of(narrow),
         _ => match arithmetic.flash {
             Flash::Rounded(narrow, ..) => unit_of(narrow),
             _ => storage_unit(arithmetic.narrow),
@@ -394,6 +403,17 @@ fn of_tables(op: &Op, args: &Args<'_, f64>, recorded: &[f32]) -> Option<Hypothes
     is_of_blocks.then_some(Hypothesis { name: IN_HALF, arithmetic })
 }
 
+/// A product with one side rounded, where that is another than both sides are: of a weight that is no number of the type.
+fn one_sided(args: &Args<'_, f64>) -> impl Iterator<Item = Hypothesis> {
+    let weight = args.get(0).map(|source| source.dtype);
+    let differs =
+        move |(.., narrow): &(&str, Operand, Narrow)| weight.is_some_and(|weight| !narrow.holds(weight));
+    ONE_SIDED.into_iter().filter(differs).map(|(name, side, narrow)| Hypothesis {
+        name,
+        arithmetic: Arithmetic { operands: Operands::One(side, narrow), ..Arithmetic::EXACT },
+    })
+}
+
 /// What else an engine that is not llama.cpp may compute a node in; `kept` is the type that its recorded values are
 /// all numbers of. What was `declared` holds for products.
 pub fn hypotheses(
@@ -410,6 +430,7 @@ pub fn hypotheses(
         let all = operands(declared).into_iter();
         more.extend(all.map(|(name, narrow)| Hypothesis { name, arithmetic: products(narrow) }));
         more.extend(declared.is_none().then_some(IN_ROWS));
+        more.extend(one_sided(args).filter(|_| declared.is_none()));
     }
     if let Some(functions) = of_functions(op) {
         more.extend(functions);

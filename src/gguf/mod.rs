@@ -29,8 +29,10 @@ use parity_graph::weights;
 /// What an engine rounds as it loads it, and to which type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
-    /// Weights of norms and biases: vectors in f32.
-    pub vectors: Option<Storage>,
+    /// Weights of norms, vectors in f32.
+    pub norms: Option<Storage>,
+    /// Biases, likewise.
+    pub biases: Option<Storage>,
     /// The table of embeddings.
     pub tables: Option<Storage>,
     /// All other weights.
@@ -124,7 +126,8 @@ impl Gguf {
         };
         let of = |info: &TensorInfo| {
             let storage = match info.name.strip_suffix(".weight") {
-                _ if info.is_plain_vector() => loaded.vectors,
+                _ if info.is_bias() => loaded.biases,
+                _ if info.is_plain_vector() => loaded.norms,
                 Some(weights::TOKEN_EMBD) => loaded.tables,
                 _ => loaded.matrices,
             };

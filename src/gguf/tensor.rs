@@ -52,6 +52,11 @@ impl TensorInfo {
         self.shape.len() == 1 && self.dtype == DType::F32
     }
 
+    /// Whether it is such a row, and added.
+    pub fn is_bias(&self) -> bool {
+        self.is_plain_vector() && self.name.ends_with(".bias")
+    }
+
     /// Decodes whole blocks, and rounds what they hold.
     fn load<S: Scalar>(&self, bytes: &[u8], out: &mut [S]) {
         decode(self.dtype, bytes, out);

@@ -20,7 +20,7 @@ use crate::arithmetic::cache_blocks;
 use crate::arithmetic::cuda_blocks::{Blocks, Form};
 use crate::arithmetic::product::{FEW_ROWS, group_sums, multiply};
 use crate::arithmetic::round::{self, Rounded, Rounding};
-use crate::arithmetic::{Arithmetic, HalfSums, Narrow, Operands, Storing};
+use crate::arithmetic::{Arithmetic, HalfSums, Narrow, Operand, Operands, Storing};
 use crate::error::{Error, Result};
 use crate::gguf::{self, DType};
 use crate::numerics::{Products, Storage};
@@ -105,7 +105,8 @@ pub fn rounding_of(arithmetic: &Arithmetic, weight: DType) -> Rounding {
         Operands::Candle => Rounding::of_candle(weight),
         Operands::Rows => Rounding::Q8Row,
         Operands::VecDot => Rounding::of(Products::LlamaCpu, weight),
-        Operands::Both(narrow) => narrow.rounding(),
+        Operands::Both(narrow) | Operands::One(Operand::Activations, narrow) => narrow.rounding(),
+        Operands::One(Operand::Weights, _) => Rounding::None,
         Operands::Blocks(kernel) => {
             Blocks::of(kernel, weight).map_or(Rounding::None, |(blocks, _)| Rounding::Cuda(blocks))
         }
@@ -128,7 +129,8 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
         let (mut weights, mut form, mut half_sums) = (None, None, None);
         match args.arithmetic.operands {
             Operands::Exact | Operands::Candle | Operands::Rows | Operands::VecDot => {}
-            Operands::Both(narrow) => weights = Some(narrow),
+            Operands::One(Operand::Activations, _) => {}
+            Operands::Both(narrow) | Operands::One(Operand::Weights, narrow) => weights = Some(narrow),
             Operands::Blocks(kernel) => form = Blocks::of(kernel, weight.dtype).map(|(_, how)| how),
             Operands::Half(sums) => (weights, half_sums) = (Some(Narrow::F16), Some(sums)),
             Operands::Unordered => weights = Some(Narrow::F16),

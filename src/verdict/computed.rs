@@ -8,8 +8,8 @@ use parity_graph::known::is_weight;
 use crate::arithmetic::backend::{Backend, untested};
 use crate::arithmetic::{CACHES, Narrow, Storing};
 use crate::audit::{
-    ATTENTIONS, Finding, Findings, IN_ROWS, LLAMA_ATTENTION, Labelled, NodeAudit, OF_EIGHT_BITS, PRODUCTS,
-    coarsest, is_as_f16, name_of_cache,
+    ATTENTIONS, Finding, Findings, IN_ROWS, LLAMA_ATTENTION, Labelled, NodeAudit, OF_EIGHT_BITS, ONE_SIDED,
+    PRODUCTS, coarsest, is_as_f16, name_of_cache,
 };
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::engine::op_by_op::dtype;
@@ -54,10 +54,13 @@ fn narrow_weights(side: &str, findings: &Findings) -> Option<String> {
         Storage::F16 => Some(format!("{what} of {side} are those of the file rounded to f16")),
         Storage::Bf16 => Some(format!("{what} of {side} are those of the file rounded to bf16")),
     };
-    let Loaded { vectors, tables, matrices } = findings.loaded;
+    let Loaded { norms, biases, tables, matrices } = findings.loaded;
     let of_matrices = if tables == matrices { "weights of matrices" } else { "weights of matmuls" };
     let of_tables = ("rows of the embedding table", tables.filter(|_| matrices.is_none()));
-    let rounded = [("norm weights and biases", vectors), (of_matrices, matrices), of_tables];
+    let both = norms.filter(|_| norms == biases);
+    let [norms, biases] = [norms, biases].map(|own| own.filter(|_| both.is_none()));
+    let of_vectors = [("norm weights and biases", both), ("norm weights", norms), ("biases", biases)];
+    let rounded = of_vectors.into_iter().chain([(of_matrices, matrices), of_tables]);
     let rounded: Vec<String> = rounded.into_iter().filter_map(of).collect();
     let said = rounded.join(", and ");
     (!said.is_empty()).then(|| format!("{said}, as all that read them show: it was judged with them"))
@@ -182,7 +185,8 @@ fn sentence(side: &str, graphs: &[(usize, &Labelled)], findings: &Findings) -> O
 /// Whether an arithmetic of an engine that brings no graph is coarser than f32.
 fn is_coarse(name: &str) -> bool {
     let of_attention = name == LLAMA_ATTENTION || ATTENTIONS.iter().any(|(known, _)| *known == name);
-    of_attention || name == IN_ROWS.name || PRODUCTS.iter().any(|(known, _)| *known == name)
+    let one_sided = || ONE_SIDED.iter().any(|(known, ..)| *known == name);
+    of_attention || name == IN_ROWS.name || PRODUCTS.iter().any(|(known, _)| *known == name) || one_sided()
 }
 
 /// The fault that a product with operands in a narrower type than others of its kind is; none where it stands for one of f32.
@@ -190,7 +194,8 @@ fn narrow_product(name: &str) -> Option<&'static str> {
     if name == IN_ROWS.name {
         return Some("activations in int8");
     }
-    let (_, narrow) = PRODUCTS.iter().find(|(known, _)| *known == name)?;
+    let one_sided = ONE_SIDED.into_iter().map(|(known, _, narrow)| (known, narrow));
+    let (_, narrow) = PRODUCTS.into_iter().chain(one_sided).find(|(known, _)| *known == name)?;
     Some(match narrow {
         Narrow::F16 => "precision.f16_operands",
         Narrow::Bf16 => "precision.bf16_operands",

@@ -10,7 +10,7 @@ mod fit;
 use std::collections::{BTreeSet, HashMap};
 
 use indexmap::IndexSet;
-use parity_graph::Id;
+use parity_graph::{Id, fault};
 
 use super::unlike::BARELY;
 use super::{APART, Findings, Passes};
@@ -74,7 +74,7 @@ impl Passes<'_> {
         let declared = self.steps.declared().map(|numerics| numerics.products);
         if self.steps.is_own_graph()
             || matches!(declared, Some(Products::F32 | Products::F64))
-            || !findings.nodes.values().any(is_open)
+            || !findings.nodes.values().any(is_unsettled)
         {
             return Ok(());
         }
@@ -84,7 +84,8 @@ impl Passes<'_> {
         let are_of_inputs =
             off.are_most && (is_eight_bits || self.are_of_inputs(findings, &off.nodes, kept)?);
         let (needs, doubted, most) = if are_of_inputs {
-            (OF_ACTIVATIONS, off.nodes.union(&off.unknown).copied().collect(), off.most)
+            let (doubted, most) = self.of_such_activations(findings, off)?;
+            (OF_ACTIVATIONS, doubted, most)
         } else if kept == Storage::F16 && !off.of_sums.is_empty() {
             let sums = self.sums_in_f16(findings, off.of_sums)?;
             let most = sums.iter().map(|id| size(&findings.nodes[id])).fold(0.0, f64::max);
@@ -97,6 +98,21 @@ impl Passes<'_> {
         Ok(())
     }
 
+    /// The nodes that such activations explain, and how much of one they hide: those that are off alike, and others behind products that
+    /// are off at random. How far off each is depends on what else explains some of it, sums in f16 for one.
+    fn of_such_activations(&self, findings: &Findings, off: OffAlike) -> Result<(IndexSet<Checkpoint>, f64)> {
+        let OffAlike { nodes, unknown, mut most, .. } = off;
+        let mut doubted: IndexSet<Checkpoint> = nodes.union(&unknown).copied().collect();
+        for (id, finding) in findings.nodes.iter().filter(|(_, finding)| is_unsettled(finding)) {
+            let may_be = !doubted.contains(id) && size(finding) <= OF_EIGHT_BITS;
+            if may_be && self.product_before(*id).is_some() && self.is_noise(finding, *id)? {
+                doubted.insert(*id);
+                most = most.max(size(finding));
+            }
+        }
+        Ok((doubted, most))
+    }
+
     /// The nodes behind products that are wrong by about as much as each other.
     fn off_alike(&self, findings: &Findings, kept: Storage) -> OffAlike {
         let judged = findings.nodes.iter().filter(|(_, finding)| finding.judged > 0);
@@ -105,13 +121,14 @@ impl Passes<'_> {
         let some = |is: &dyn Fn(&Finding) -> bool| -> IndexSet<Checkpoint> {
             behind.iter().filter(|(_, finding)| is(finding)).map(|(id, _)| **id).collect()
         };
-        let (open, unknown) = (some(&is_open), some(&Finding::is_of_unknown));
+        let (open, unknown) = (some(&is_unsettled), some(&Finding::is_of_unknown));
         let are = |some: usize, [part, of]: [usize; 2], all: usize| of * some >= part * all;
         let mut kinds: HashMap<Kind, [usize; 3]> = HashMap::new();
         for (id, finding) in &behind {
             let [some, off, of] = kinds.entry(id.kind()).or_default();
-            let is_off = is_open(finding) || is_like_them(finding);
-            (*some, *off, *of) = (*some + usize::from(is_open(finding)), *off + usize::from(is_off), *of + 1);
+            let is_off = is_unsettled(finding) || is_like_them(finding);
+            (*some, *off, *of) =
+                (*some + usize::from(is_unsettled(finding)), *off + usize::from(is_off), *of + 1);
         }
         let off_in_all: usize = kinds.values().map(|[_, off, _]| off).sum();
         kinds.retain(|_, [some, ..]| *some > 0);
@@ -121,7 +138,8 @@ impl Passes<'_> {
         let is_narrow = kept != Storage::F32;
         let in_kinds = |id: &Checkpoint| is_narrow || is_whole(&kinds[&id.kind()]);
         let off: IndexSet<Checkpoint> = open.iter().filter(|id| in_kinds(id)).copied().collect();
-        let limits = limits(findings, &off);
+        // Those that a coarse arithmetic hides are off as they are.
+        let limits = limits(findings, &off.union(&unknown).copied().collect());
         let is_like = |id: &Checkpoint| {
             let finding = &findings.nodes[id];
             size(finding) <= limits[&id.kind()] && finding.uneven() <= APART
@@ -138,7 +156,7 @@ impl Passes<'_> {
             some(&|one| one.is_healthy() && one.computed_in.iter().any(|name| parts::is_in_f16(name)));
         let of_sums = match (are_many, are(open.len() + in_parts.len(), MOST, behind.len())) {
             (true, _) => open,
-            (false, true) => some(&|finding| is_open(finding) && finding.over() <= BARELY),
+            (false, true) => some(&|finding| is_unsettled(finding) && finding.over() <= BARELY),
             _ => IndexSet::new(),
         };
         let most = nodes.iter().map(|id| limits[&id.kind()]).fold(0.0, f64::max);
@@ -278,6 +296,12 @@ impl Findings {
 /// Whether a node is wrong, and has no name.
 pub(super) fn is_open(finding: &Finding) -> bool {
     finding.is_wrong() && finding.diagnosis().0.is_empty()
+}
+
+/// Whether a node is wrong, and has no name but that of a rounding: where most of its kind are off alike it is one of them.
+fn is_unsettled(finding: &Finding) -> bool {
+    let rounds = |name: &str| fault::find(name).is_some_and(|entry| entry.rounds);
+    finding.is_wrong() && finding.diagnosis().0.iter().all(|name| rounds(&name.fault))
 }
 
 /// Whether nothing but a coarse arithmetic explains a node that nothing shows, or activations in eight bits.

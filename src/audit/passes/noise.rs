@@ -92,6 +92,12 @@ impl Passes<'_> {
         Ok(())
     }
 
+    /// Whether a node is off at random by itself.
+    pub(super) fn is_noise(&self, finding: &Finding, id: Checkpoint) -> Result<bool> {
+        let errors = self.errors_of(finding, id)?;
+        Ok(errors.is_some_and(|(all, beyond)| beyond.each_is_random() && all.is_even() && all.is_random()))
+    }
+
     /// What rows of a node are off by: some of all, with those that are beyond their bounds, and of these alone.
     fn errors_of(&self, finding: &Finding, id: Checkpoint) -> Result<Option<(Noise, Noise)>> {
         let all: BTreeSet<u32> =

@@ -24,8 +24,12 @@ impl Passes<'_> {
         let of_types = storage_types::operands(declared).into_iter();
         let of_types = of_types.map(|(name, narrow)| (name, Operands::Both(narrow)));
         let in_rows = declared.is_none().then_some((IN_ROWS.name, IN_ROWS.arithmetic.operands));
-        let of_operands =
-            of_types.chain(in_rows).map(|(name, one)| (name, Unseen { products: Some(one), ..unseen }));
+        let one_sided = storage_types::ONE_SIDED.into_iter().filter(|_| declared.is_none());
+        let one_sided = one_sided.map(|(name, side, narrow)| (name, Operands::One(side, narrow)));
+        let of_operands = of_types
+            .chain(in_rows)
+            .chain(one_sided)
+            .map(|(name, one)| (name, Unseen { products: Some(one), ..unseen }));
         let of_parts = parts::hypotheses(kept).into_iter().filter(move |_| kept != Storage::F32);
         let of_parts = of_parts.map(|one| (one.name, Unseen { parts: one.arithmetic.parts, ..unseen }));
         // Values of f32 too, where an engine computes in f64.
