@@ -4,7 +4,7 @@ use parity_graph::Op;
 
 use super::Steps;
 use super::node::{self, Hypothesis};
-use super::storage_types::{operands, products};
+use super::operands::{operands, products};
 use crate::arithmetic::{
     Arithmetic, Flash, Fresh, Narrow, OfAttention, Operands, Scaled, Softmax, Weights, cache_blocks,
 };

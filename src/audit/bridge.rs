@@ -9,7 +9,7 @@ use super::Steps;
 use super::chosen_experts;
 use super::node::hypotheses;
 use super::stored::Narrowed;
-use super::{attentions, storage_types};
+use super::{attentions, operands, storage_types};
 use crate::arithmetic::backend::Backend;
 use crate::arithmetic::{Arithmetic, Flash, Operands, Sums};
 use crate::engine::op_by_op::{Carried, Node, Unknown, Value, Values, compute};
@@ -165,7 +165,7 @@ pub fn across(
     error.iter_mut().zip(others).for_each(|(error, other)| *error += other);
     // An engine that is not llama.cpp may round activations as candle does.
     if tensor.backend.is_none() && products.is_none() && matches!(rule.op, Op::MulMat | Op::MulMatId) {
-        differ(&mut error, &compute::<f64>(rule, &under(&storage_types::CANDLE))?);
+        differ(&mut error, &compute::<f64>(rule, &under(&operands::CANDLE))?);
     }
     if kept != Storage::F32 {
         let first = node.carried.iter().all(Option::is_none);

@@ -2,7 +2,8 @@
 
 use super::attentions::{ATTENTIONS, LLAMA_ATTENTION, name_of_cache};
 use super::node::{IN_F32, ON_CPU};
-use super::storage_types::{IN_BETTER, IN_HALF, IN_ROWS, ON_CANDLE, ONE_SIDED, PRODUCTS, name_of_copies};
+use super::operands::{IN_ROWS, ON_CANDLE, ONE_SIDED, PRODUCTS};
+use super::storage_types::{IN_BETTER, IN_HALF, name_of_copies};
 use crate::numerics::Storage;
 use crate::ops::bound::{UNIT_BF16, UNIT_F16, UNIT_F32, storage_unit, unit_of};
 
@@ -25,7 +26,7 @@ pub fn coarseness(name: &str) -> Option<f64> {
             Some(storage_unit(Storage::Bf16))
         }
         // A row's scale is that of its largest value.
-        name if name == IN_ROWS.name => Some(UNIT_BF16),
+        name if name == IN_ROWS.0 => Some(UNIT_BF16),
         _ => None,
     })
 }

@@ -7,8 +7,9 @@ use indexmap::IndexSet;
 
 use super::Steps;
 use super::attentions::{self, ATTENTIONS, attends};
+use super::operands::{CANDLE, PRODUCTS, products};
 use super::shown_products::Shown;
-use super::storage_types::{self, PRODUCTS};
+use super::storage_types;
 use crate::arithmetic::{Arithmetic, Flash, Fresh, Narrow, OfAttention, Operands, Scaled, Weights};
 use crate::checkpoint::Kind;
 use crate::numerics::{Numerics, Products, Storage};
@@ -21,7 +22,7 @@ pub fn arithmetics(
     two_products: Option<Arithmetic>,
 ) -> IndexSet<Arithmetic> {
     let own = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
-    let candle = [storage_types::CANDLE, Arithmetic { narrow: kept, cache: kept, ..storage_types::CANDLE }];
+    let candle = [CANDLE, Arithmetic { narrow: kept, cache: kept, ..CANDLE }];
     let candle = candle.into_iter().filter(|_| steps.declared().is_none());
     let llama = Some(Arithmetic::LLAMA_CPU).filter(|_| !storage_types::declares_plain(steps));
     let tried = [Arithmetic::EXACT, own].into_iter().chain(llama).chain(two_products).chain(candle);
@@ -35,11 +36,12 @@ pub fn arithmetics(
     };
     let tried = tried.chain(attentions::with_operands(steps.declared()).into_iter().map(beside_shown));
     // What an engine rarely has comes last.
-    let rare = [Narrow::Pair, Narrow::Tf32Away].map(storage_types::products);
-    // Activations in eight bits round as much as a cache of eight bits does: where no product shows them they would hide that.
-    let rare = rare.into_iter().chain(shown.map(|_| storage_types::IN_ROWS.arithmetic));
-    let one_sided = shown.map(|shown| Arithmetic { operands: shown.operands, ..Arithmetic::EXACT });
-    let rare = rare.chain(one_sided.filter(|one| matches!(one.operands, Operands::One(..))));
+    let rare = [Narrow::Pair, Narrow::Tf32Away].map(products);
+    // Activations in eight bits round as much as a cache of eight bits does: where no product shows them they would hide that. What
+    // one side alone is rounded to shows in products too.
+    let is_rare = |operands| matches!(operands, Operands::Rows | Operands::One(..));
+    let as_shown = shown.map(|shown| shown.operands).filter(|operands| is_rare(*operands));
+    let rare = rare.into_iter().chain(as_shown.map(|operands| Arithmetic { operands, ..Arithmetic::EXACT }));
     let tried = tried.chain(rare.filter(|_| steps.declared().is_none()));
     let tried: Vec<Arithmetic> =
         tried.filter(|one| shown.is_none_or(|shown| shown.allows(one.operands))).collect();
@@ -126,7 +128,7 @@ impl Mix {
 
     /// What these nodes are computed in.
     pub fn arithmetic(&self) -> Arithmetic {
-        let products = storage_types::products(self.narrow);
+        let products = products(self.narrow);
         if !self.kinds.iter().any(|kind| attends(*kind)) {
             return products;
         }

@@ -3,8 +3,8 @@
 
 use indexmap::{IndexMap, IndexSet};
 
-use super::node::{IN_F32, ON_CPU};
-use super::storage_types::{CANDLE, IN_BETTER, IN_ROWS, ON_CANDLE, ONE_SIDED, PRODUCTS};
+use super::node::ON_CPU;
+use super::operands::of_name;
 use super::{Finding, Findings, Labelled};
 use crate::arithmetic::round::Rounding;
 use crate::arithmetic::{Arithmetic, Narrow, Operands};
@@ -109,20 +109,4 @@ fn rounding(weight: Option<DType>) -> Rounding {
 /// Whether an arithmetic of a product is, by its name, one that rounds operands to f16 for what their weight is.
 pub fn is_as_f16(name: &str, weight: Option<DType>) -> bool {
     name == ON_CPU && rounding(weight) == Rounding::F16
-}
-
-/// What an arithmetic rounds the operands of products to, by its name; `None` of one that rounds more than that.
-fn of_name(name: &str) -> Option<Operands> {
-    let narrow = PRODUCTS.into_iter().map(|(name, narrow)| (name, Operands::Both(narrow)));
-    let plain = [IN_BETTER, IN_F32].map(|name| (name, Arithmetic::EXACT.operands));
-    let blocks = [(ON_CPU, Arithmetic::LLAMA_CPU.operands), (ON_CANDLE, CANDLE.operands)];
-    let one_sided = ONE_SIDED.into_iter().map(|(name, side, narrow)| (name, Operands::One(side, narrow)));
-    let rows = [(IN_ROWS.name, IN_ROWS.arithmetic.operands)];
-    narrow
-        .chain(plain)
-        .chain(blocks)
-        .chain(rows)
-        .chain(one_sided)
-        .find(|(known, _)| *known == name)
-        .map(|(_, operands)| operands)
 }

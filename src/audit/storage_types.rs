@@ -9,12 +9,11 @@ use parity_graph::Op;
 
 use super::attentions::{self, attends, of_cache, reads_cache};
 use super::node::{self, Hypothesis};
+use super::operands;
 use super::parts;
 use super::{Labelled, Steps};
 use crate::arithmetic::round::NORMAL_F16;
-use crate::arithmetic::{
-    Arithmetic, Cached, Flash, Fresh, Functions, Narrow, Operand, Operands, Packed, Storing, both,
-};
+use crate::arithmetic::{Arithmetic, Cached, Flash, Fresh, Functions, Operands, Packed, Storing, both};
 use crate::gguf::DType;
 use crate::numerics::{Numerics, Products, Storage};
 use crate::ops::bound::{SUBNORMAL_F16, UNIT_BF16, UNIT_F16, storage, storage_unit, unit_of};
@@ -200,51 +199,6 @@ pub fn shown(steps: &dyn Steps, graphs: &[(usize, &Labelled)]) -> Storage {
     }
 }
 
-/// Types that matrix units take both sides in, whatever values are kept in.
-pub const PRODUCTS: [(&str, Narrow); 6] = [
-    ("matmuls with f16 operands", Narrow::F16),
-    ("matmuls with bf16 operands", Narrow::Bf16),
-    ("matmuls with TF32 operands", Narrow::Tf32),
-    ("matmuls with TF32 operands", Narrow::Tf32Away),
-    ("matmuls with TF32 operands, cut", Narrow::Tf32Cut),
-    ("matmuls as three products of bf16", Narrow::Pair),
-];
-
-/// Products of which one side alone is rounded, with a weight that has more bits than the type: a kernel that decodes weights to f32
-/// and reads activations in a narrow type, or the other way round.
-pub const ONE_SIDED: [(&str, Operand, Narrow); 4] = [
-    ("matmuls with activations in f16", Operand::Activations, Narrow::F16),
-    ("matmuls with activations in bf16", Operand::Activations, Narrow::Bf16),
-    ("matmuls with weights in f16", Operand::Weights, Narrow::F16),
-    ("matmuls with weights in bf16", Operand::Weights, Narrow::Bf16),
-];
-
-/// Of these types those that an engine may round the operands of its products to.
-pub fn operands(declared: Option<Numerics>) -> Vec<(&'static str, Narrow)> {
-    let may = |narrow: Narrow| match declared.map(|numerics| numerics.products) {
-        None => true,
-        Some(Products::F16 | Products::LlamaCuda | Products::LlamaVulkan) => narrow == Narrow::F16,
-        Some(Products::Bf16) => narrow == Narrow::Bf16,
-        // Three products of bf16 stand for one of f32.
-        Some(Products::F32) => narrow == Narrow::Pair,
-        Some(Products::LlamaCpu | Products::F64) => false,
-    };
-    PRODUCTS.into_iter().filter(|(_, narrow)| may(*narrow)).collect()
-}
-
-/// What products of [`CANDLE`] are called.
-pub const ON_CANDLE: &str = "candle's CPU kernels";
-
-/// Products as candle computes them on a CPU, which rounds activations to blocks of its own.
-pub const CANDLE: Arithmetic = Arithmetic { operands: Operands::Candle, ..Arithmetic::EXACT };
-
-/// Products whose activations are quantised as they come, each row with a scale (W8A8 engines, with weights as the file has
-/// them).
-pub const IN_ROWS: Hypothesis = Hypothesis {
-    name: "matmuls with activations in int8, a scale for each row",
-    arithmetic: Arithmetic { operands: Operands::Rows, ..Arithmetic::EXACT },
-};
-
 /// Unit roundoff of the narrowest type that an arithmetic keeps values or operands in. What a cache of eight bits holds is
 /// followed, and leaves about as much as f16 does.
 pub fn unit(arithmetic: &Arithmetic) -> f64 {
@@ -256,11 +210,6 @@ pub fn unit(arithmetic: &Arithmetic) -> f64 {
         },
     };
     if arithmetic.packed == [None; 2] { own } else { own.max(UNIT_F16) }
-}
-
-/// f32 but for the operands of products, attention as one node left out.
-pub fn products(narrow: Narrow) -> Arithmetic {
-    Arithmetic { operands: Operands::Both(narrow), ..Arithmetic::EXACT }
 }
 
 /// Whether a node multiplies with a weight.
@@ -403,17 +352,6 @@ fn of_tables(op: &Op, args: &Args<'_, f64>, recorded: &[f32]) -> Option<Hypothes
     is_of_blocks.then_some(Hypothesis { name: IN_HALF, arithmetic })
 }
 
-/// A product with one side rounded, where that is another than both sides are: of a weight that is no number of the type.
-fn one_sided(args: &Args<'_, f64>) -> impl Iterator<Item = Hypothesis> {
-    let weight = args.get(0).map(|source| source.dtype);
-    let differs =
-        move |(.., narrow): &(&str, Operand, Narrow)| weight.is_some_and(|weight| !narrow.holds(weight));
-    ONE_SIDED.into_iter().filter(differs).map(|(name, side, narrow)| Hypothesis {
-        name,
-        arithmetic: Arithmetic { operands: Operands::One(side, narrow), ..Arithmetic::EXACT },
-    })
-}
-
 /// What else an engine that is not llama.cpp may compute a node in; `kept` is the type that its recorded values are
 /// all numbers of. What was `declared` holds for products.
 pub fn hypotheses(
@@ -424,13 +362,7 @@ pub fn hypotheses(
 ) -> Vec<Hypothesis> {
     let mut more = Vec::new();
     if is_product(op, args) {
-        if declared.is_none() {
-            more.push(Hypothesis { name: ON_CANDLE, arithmetic: CANDLE });
-        }
-        let all = operands(declared).into_iter();
-        more.extend(all.map(|(name, narrow)| Hypothesis { name, arithmetic: products(narrow) }));
-        more.extend(declared.is_none().then_some(IN_ROWS));
-        more.extend(one_sided(args).filter(|_| declared.is_none()));
+        more.extend(operands::hypotheses(args, declared));
     }
     if let Some(functions) = of_functions(op) {
         more.extend(functions);
@@ -443,7 +375,8 @@ pub fn hypotheses(
     }
     more.push(Hypothesis { name, arithmetic: narrow });
     if is_product(op, args) && declared.is_none_or(|declared| declared.storage == kept) {
-        more.push(Hypothesis { arithmetic: Arithmetic { operands: Operands::Rows, ..narrow }, ..IN_ROWS });
+        let (name, operands) = operands::IN_ROWS;
+        more.push(Hypothesis { name, arithmetic: Arithmetic { operands, ..narrow } });
     }
     more.push(Hypothesis { name: rounded, arithmetic: recorded(kept) });
     if is_product(op, args) {

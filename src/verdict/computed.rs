@@ -9,7 +9,7 @@ use crate::arithmetic::backend::{Backend, untested};
 use crate::arithmetic::{CACHES, Narrow, Storing};
 use crate::audit::{
     ATTENTIONS, Finding, Findings, IN_ROWS, LLAMA_ATTENTION, Labelled, NodeAudit, OF_EIGHT_BITS, ONE_SIDED,
-    PRODUCTS, coarsest, is_as_f16, name_of_cache,
+    PRODUCTS, attends, coarsest, is_as_f16, name_of_cache,
 };
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::engine::op_by_op::dtype;
@@ -186,12 +186,12 @@ fn sentence(side: &str, graphs: &[(usize, &Labelled)], findings: &Findings) -> O
 fn is_coarse(name: &str) -> bool {
     let of_attention = name == LLAMA_ATTENTION || ATTENTIONS.iter().any(|(known, _)| *known == name);
     let one_sided = || ONE_SIDED.iter().any(|(known, ..)| *known == name);
-    of_attention || name == IN_ROWS.name || PRODUCTS.iter().any(|(known, _)| *known == name) || one_sided()
+    of_attention || name == IN_ROWS.0 || PRODUCTS.iter().any(|(known, _)| *known == name) || one_sided()
 }
 
 /// The fault that a product with operands in a narrower type than others of its kind is; none where it stands for one of f32.
 fn narrow_product(name: &str) -> Option<&'static str> {
-    if name == IN_ROWS.name {
+    if name == IN_ROWS.0 {
         return Some("activations in int8");
     }
     let one_sided = ONE_SIDED.into_iter().map(|(known, _, narrow)| (known, narrow));
@@ -215,6 +215,7 @@ pub fn weigh_precision(
 ) {
     let (narrow, all) = narrow_products(graphs, findings);
     let of_few = narrow.iter().filter(|_| 2 * narrow.len() < all).map(|(id, _)| *id);
+    let of_few = of_few.chain(narrow_attentions(findings));
     let mut marked: HashMap<Checkpoint, bool> = of_few.map(|id| (id, false)).collect();
     let declared =
         declared.filter(|words| words.contains("kv=")).and_then(|words| words.parse::<Numerics>().ok());
@@ -272,6 +273,18 @@ fn coarser(side: &str, graphs: &[(usize, &Labelled)], findings: &Findings) -> Op
         if narrow.len() == 1 { "is" } else { "are" },
         shown.join(", ")
     ))
+}
+
+/// Attentions that only a coarser arithmetic explains than most others: a mistake in one may be what a narrower type would round.
+fn narrow_attentions(findings: &Findings) -> Vec<Checkpoint> {
+    let judged =
+        findings.nodes.iter().filter(|(id, one)| attends(id.kind()) && one.judged > 0 && one.is_healthy());
+    let unit = |one: &Finding| coarsest(one.computed_in.iter().copied()).map(|(_, unit)| unit);
+    let units: Vec<(Checkpoint, f64)> = judged.filter_map(|(id, one)| Some((*id, unit(one)?))).collect();
+    let are_most = |usual: f64| 2 * units.iter().filter(|(_, unit)| *unit <= usual).count() > units.len();
+    let usual =
+        units.iter().map(|(_, unit)| *unit).filter(|unit| are_most(*unit)).fold(f64::INFINITY, f64::min);
+    units.into_iter().filter(|(_, unit)| *unit > usual).map(|(id, _)| id).collect()
 }
 
 /// Products with weights that only narrower operands explain, each with the fault that it is where others are not so; and

@@ -14,7 +14,8 @@ use parity_graph::{Id, fault};
 
 use super::unlike::BARELY;
 use super::{APART, Findings, Passes};
-use crate::audit::storage_types::{IN_ROWS, ON_CANDLE, shown};
+use crate::audit::operands::{IN_ROWS, ON_CANDLE};
+use crate::audit::storage_types::shown;
 use crate::audit::tokens::spread;
 use crate::audit::{Finding, Labelled, OF_EIGHT_BITS, exact, parts};
 use crate::checkpoint::{Checkpoint, Kind};
@@ -139,7 +140,10 @@ impl Passes<'_> {
         let in_kinds = |id: &Checkpoint| is_narrow || is_whole(&kinds[&id.kind()]);
         let off: IndexSet<Checkpoint> = open.iter().filter(|id| in_kinds(id)).copied().collect();
         // Those that a coarse arithmetic hides are off as they are.
-        let limits = limits(findings, &off.union(&unknown).copied().collect());
+        let [alone, with_them] =
+            [&off, &off.union(&unknown).copied().collect()].map(|all| limits(findings, all));
+        let limits: HashMap<Kind, f64> =
+            alone.into_iter().map(|(kind, limit)| (kind, limit.max(with_them[&kind]))).collect();
         let is_like = |id: &Checkpoint| {
             let finding = &findings.nodes[id];
             size(finding) <= limits[&id.kind()] && finding.uneven() <= APART
@@ -312,5 +316,5 @@ fn is_like_them(finding: &Finding) -> bool {
 /// Whether a node is explained by activations in eight bits, and those of no llama.cpp.
 fn is_in_eight_bits(finding: &Finding) -> bool {
     let mut names = finding.computed_in.iter();
-    finding.judged > 0 && names.any(|name| [IN_ROWS.name, ON_CANDLE].contains(name))
+    finding.judged > 0 && names.any(|name| [IN_ROWS.0, ON_CANDLE].contains(name))
 }

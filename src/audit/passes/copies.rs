@@ -11,9 +11,9 @@ use indexmap::IndexSet;
 
 use super::super::attentions::attention;
 use super::super::best::{Simulated, scouts};
+use super::super::operands::products;
 use super::super::shown_products::Shown;
 use super::super::simulate::Stretch;
-use super::super::storage_types::products;
 use super::mixed::crossed;
 use super::unlike::WHOLLY;
 use super::{APART, Assumed, Findings, Passes};

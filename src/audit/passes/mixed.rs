@@ -15,9 +15,9 @@ use indexmap::IndexSet;
 use super::super::attentions::attends;
 use super::super::best::{NEARER, Simulated};
 use super::super::needed::needed;
+use super::super::operands;
 use super::super::possible::{Mix, Rows};
 use super::super::simulate::{SCATTERED, Stretch};
-use super::super::storage_types;
 use super::{APART, Assumed, Findings, Passes};
 use crate::arithmetic::{Arithmetic, Narrow, OfAttention, Weights};
 use crate::audit::{Finding, Labelled};
@@ -180,7 +180,7 @@ impl Passes<'_> {
         };
         // Each product moves what follows by about as much as its operands are rounded by.
         let may_be = |narrow: Narrow| plain.distance <= classes.len() as f64 * unit_of(narrow);
-        let known = storage_types::operands(self.steps.declared());
+        let known = operands::operands(self.steps.declared());
         let is_known = |narrow: &Narrow| known.iter().any(|(_, known)| known == narrow);
         for alike in ALIKE {
             let alike: Vec<Narrow> = alike.iter().copied().filter(is_known).collect();

@@ -15,7 +15,7 @@ use super::super::finding::{MISTAKES_SHOW, OF_EIGHT_BITS};
 use super::super::{coarseness, exact, name_of_cache};
 use super::{Assumed, DIAGNOSED_MAX, Findings, Labelled, Passes, unlike};
 use crate::arithmetic::{Arithmetic, CACHES, Cached, Packed, both, bounded_by};
-use crate::audit::Finding;
+use crate::audit::{AuditRows, Finding};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
 use crate::numerics::Storage;
@@ -55,6 +55,9 @@ impl Passes<'_> {
         findings: &mut Findings,
         is_followed: bool,
     ) -> Result<()> {
+        if self.tells_forms() {
+            return Ok(());
+        }
         let all = wrong_attention(findings);
         let is_named = |id: &Checkpoint| !findings.nodes[id].diagnosis().0.is_empty();
         let (named, wrong): (Vec<Checkpoint>, Vec<Checkpoint>) = all.iter().partition(|id| is_named(id));
@@ -111,6 +114,12 @@ impl Passes<'_> {
         Ok(())
     }
 
+    /// Whether a few rows are judged to tell which form a dump was computed in: what a cache of another kind would explain speaks for
+    /// none, and takes most of the time of an audit.
+    fn tells_forms(&self) -> bool {
+        matches!(self.how.rows, AuditRows::Only(_))
+    }
+
     /// Of all caches those that may be an engine's of whose attention the `first` is wrong: what is followed, or what is bounded.
     fn possible(
         &self,
@@ -137,6 +146,9 @@ impl Passes<'_> {
     /// would explain it in most: a mistake in a few rows or layers, or one of the catalogue, is none, nor is what scores have in
     /// common. Four bits hide more, and are tried where values show them.
     pub(super) fn doubt_packed(&self, assumed: &mut Assumed, findings: &mut Findings) -> Result<()> {
+        if self.tells_forms() {
+            return Ok(());
+        }
         let wrong = wrong_attention(findings);
         // Rounding in any order may hide what the cache of a layer rounds.
         let healthy = || healthy_attention(findings).map(|(_, finding)| finding);

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::{APART, Assumed, Passes};
 use crate::arithmetic::{Narrow, Operands};
 use crate::audit::bridge::Unseen;
-use crate::audit::storage_types::IN_ROWS;
+use crate::audit::operands::{self, IN_ROWS, ONE_SIDED};
 use crate::audit::{Finding, Findings, attentions, parts, shown_products, storage_types};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
@@ -21,10 +21,10 @@ impl Passes<'_> {
     pub(super) fn products(&self, assumed: &mut Assumed, findings: &mut Findings) -> Result<()> {
         let (unseen, kept) = (assumed.unseen, assumed.kept);
         let declared = self.steps.declared();
-        let of_types = storage_types::operands(declared).into_iter();
+        let of_types = operands::operands(declared).into_iter();
         let of_types = of_types.map(|(name, narrow)| (name, Operands::Both(narrow)));
-        let in_rows = declared.is_none().then_some((IN_ROWS.name, IN_ROWS.arithmetic.operands));
-        let one_sided = storage_types::ONE_SIDED.into_iter().filter(|_| declared.is_none());
+        let in_rows = declared.is_none().then_some(IN_ROWS);
+        let one_sided = ONE_SIDED.into_iter().filter(|_| declared.is_none());
         let one_sided = one_sided.map(|(name, side, narrow)| (name, Operands::One(side, narrow)));
         let of_operands = of_types
             .chain(in_rows)
