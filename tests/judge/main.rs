@@ -24,6 +24,7 @@ mod matrices;
 mod mixed;
 mod narrow_engines;
 mod noise;
+mod one_sided;
 mod order;
 mod overwritten;
 mod precision;
