@@ -80,13 +80,7 @@ pub fn kept(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf) -> Re
     for kept in [Storage::F16, Storage::Bf16] {
         let storage = Some(kept);
         if loaded.norms.is_none() && loaded.biases.is_none() {
-            let both = Loaded { norms: storage, biases: storage, ..Loaded::default() };
-            let of = |i: usize| compared(file, &filed_vectors[i], both, (&vectors[i], LEFT));
-            let [of_norms, of_biases] = [of(0)?, of(1)?];
-            // A loader that rounds some rounds the others too, where these do not say that it leaves them.
-            let is_said = [of_norms.and(&of_biases), of_norms, of_biases].iter().any(|one| one.is_said(2));
-            let [norms, biases] =
-                [of_norms, of_biases].map(|one| storage.filter(|_| is_said && !one.is_denied()));
+            let [norms, biases] = of_vectors(file, (&vectors, &filed_vectors), storage)?;
             loaded = Loaded { norms, biases, ..loaded };
         }
         if loaded.matrices.is_some() {
@@ -112,6 +106,20 @@ pub fn kept(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf) -> Re
         loaded = with_vectors(steps, graphs, gguf, loaded)?;
     }
     Ok(gguf.loaded(loaded)?.map(|gguf| (loaded, gguf)))
+}
+
+/// What norms and biases are rounded to, if to this: a loader that rounds some rounds the others too, where these do not say that it
+/// leaves them.
+fn of_vectors(
+    file: (&dyn Steps, &[(usize, &Labelled)], &Gguf),
+    (nodes, filed): (&[Vec<Sampled>; 2], &[Vec<Option<f64>>; 2]),
+    storage: Option<Storage>,
+) -> Result<[Option<Storage>; 2]> {
+    let both = Loaded { norms: storage, biases: storage, ..Loaded::default() };
+    let of = |i: usize| compared(file, &filed[i], both, (&nodes[i], LEFT));
+    let [norms, biases] = [of(0)?, of(1)?];
+    let is_said = [norms.and(&biases), norms, biases].iter().any(|one| one.is_said(2));
+    Ok([norms, biases].map(|one| storage.filter(|_| is_said && !one.is_denied())))
 }
 
 /// What a producer rounds as it loads it, and the model file as it reads it, where that alone leaves f32's roundings of nodes behind

@@ -128,12 +128,11 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
         let rounding = rounding_of(args.arithmetic, weight.dtype);
         let (mut weights, mut form, mut half_sums) = (None, None, None);
         match args.arithmetic.operands {
-            Operands::Exact | Operands::Candle | Operands::Rows | Operands::VecDot => {}
-            Operands::One(Operand::Activations, _) => {}
             Operands::Both(narrow) | Operands::One(Operand::Weights, narrow) => weights = Some(narrow),
             Operands::Blocks(kernel) => form = Blocks::of(kernel, weight.dtype).map(|(_, how)| how),
             Operands::Half(sums) => (weights, half_sums) = (Some(Narrow::F16), Some(sums)),
             Operands::Unordered => weights = Some(Narrow::F16),
+            _ => {}
         }
         // Each decoded value would be rounded to itself once more, which took a sixth of an audit of F16 on CUDA. Values that
         // are in memory, a cache's for one, need not be numbers of the type that the graph has for them.
