@@ -2,7 +2,7 @@
 
 use super::attentions::{ATTENTIONS, LLAMA_ATTENTION, name_of_cache};
 use super::node::{IN_F32, ON_CPU};
-use super::operands::{IN_ROWS, ON_CANDLE, ONE_SIDED, PRODUCTS};
+use super::operands::{IN_ROWS, ON_CANDLE, narrow, of_name};
 use super::storage_types::{IN_BETTER, IN_HALF, name_of_copies};
 use crate::numerics::Storage;
 use crate::ops::bound::{UNIT_BF16, UNIT_F16, UNIT_F32, storage_unit, unit_of};
@@ -10,14 +10,14 @@ use crate::ops::bound::{UNIT_BF16, UNIT_F16, UNIT_F32, storage_unit, unit_of};
 /// Unit roundoff of the narrowest type that an arithmetic rounds to; `None` of kernels of devices, which round what their
 /// weights ask for.
 pub fn coarseness(name: &str) -> Option<f64> {
-    let one_sided = ONE_SIDED.iter().map(|(known, _, narrow)| (*known, *narrow));
-    let narrow = PRODUCTS.into_iter().chain(ATTENTIONS).chain(one_sided).find(|(known, _)| *known == name);
+    let of_attention = || ATTENTIONS.into_iter().find(|(known, _)| *known == name).map(|(_, narrow)| narrow);
+    let narrow = of_name(name).and_then(narrow).or_else(of_attention);
     let caches = [Storage::F32, Storage::F16, Storage::Bf16];
     let cache = || {
         let is_it = |kept: &Storage| [name_of_cache(*kept), name_of_copies(*kept)].contains(&name);
         caches.into_iter().find(is_it).map(storage_unit)
     };
-    narrow.map(|(_, narrow)| unit_of(narrow)).or_else(cache).or_else(|| match name {
+    narrow.map(unit_of).or_else(cache).or_else(|| match name {
         IN_F32 | IN_BETTER => Some(UNIT_F32),
         // Operands that meet weights of f16 are rounded to that, others to blocks of eight bits.
         ON_CPU | ON_CANDLE | LLAMA_ATTENTION | IN_HALF => Some(UNIT_F16),

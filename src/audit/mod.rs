@@ -89,7 +89,7 @@ use named::Naming;
 pub use named::{Named, Names};
 pub use needed::needed;
 pub use node::{Held, Hypothesis, Sight, expected, hypotheses, judge};
-pub use operands::{IN_ROWS, ONE_SIDED, PRODUCTS, products};
+pub use operands::{PRODUCTS, narrow, of_name, products};
 pub use order::{is_recorded, order};
 use passes::Assumed;
 pub use past_faults::{Beside, audit};

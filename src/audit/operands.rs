@@ -18,11 +18,11 @@ pub const PRODUCTS: [(&str, Narrow); 6] = [
 
 /// Products of which one side alone is rounded, with a weight that has more bits than the type: a kernel that decodes weights to f32
 /// and reads activations in a narrow type, or the other way round.
-pub const ONE_SIDED: [(&str, Operand, Narrow); 4] = [
-    ("matmuls with activations in f16", Operand::Activations, Narrow::F16),
-    ("matmuls with activations in bf16", Operand::Activations, Narrow::Bf16),
-    ("matmuls with weights in f16", Operand::Weights, Narrow::F16),
-    ("matmuls with weights in bf16", Operand::Weights, Narrow::Bf16),
+const ONE_SIDED: [(&str, Operands); 4] = [
+    ("matmuls with activations in f16", Operands::One(Operand::Activations, Narrow::F16)),
+    ("matmuls with activations in bf16", Operands::One(Operand::Activations, Narrow::Bf16)),
+    ("matmuls with weights in f16", Operands::One(Operand::Weights, Narrow::F16)),
+    ("matmuls with weights in bf16", Operands::One(Operand::Weights, Narrow::Bf16)),
 ];
 
 /// Of these types those that an engine may round the operands of its products to.
@@ -54,34 +54,38 @@ pub fn products(narrow: Narrow) -> Arithmetic {
     Arithmetic { operands: Operands::Both(narrow), ..Arithmetic::EXACT }
 }
 
-/// A product with one side rounded, where that is another than both sides are: of a weight that is no number of the type.
-fn one_sided(args: &Args<'_, f64>) -> impl Iterator<Item = Hypothesis> {
-    let weight = args.get(0).map(|source| source.dtype);
-    let differs =
-        move |(.., narrow): &(&str, Operand, Narrow)| weight.is_some_and(|weight| !narrow.holds(weight));
-    ONE_SIDED.into_iter().filter(differs).map(|(name, side, narrow)| Hypothesis {
-        name,
-        arithmetic: Arithmetic { operands: Operands::One(side, narrow), ..Arithmetic::EXACT },
-    })
+/// All that an engine may round the operands of its products to, by name; what was `declared` holds.
+pub fn rounded(declared: Option<Numerics>) -> impl Iterator<Item = (&'static str, Operands)> {
+    let both = operands(declared).into_iter().map(|(name, narrow)| (name, Operands::Both(narrow)));
+    both.chain(std::iter::once(IN_ROWS).chain(ONE_SIDED).filter(move |_| declared.is_none()))
 }
 
-/// What the engine of a product may have computed it in besides its own type; what was `declared` holds.
+/// The type that both sides of a product are rounded to, or the one that is.
+pub fn narrow(operands: Operands) -> Option<Narrow> {
+    match operands {
+        Operands::Both(narrow) | Operands::One(_, narrow) => Some(narrow),
+        _ => None,
+    }
+}
+
+/// What the engine of a product may have computed it in besides its own type; what was `declared` holds. One side alone is another
+/// arithmetic than both sides of a weight that is no number of the type.
 pub fn hypotheses(args: &Args<'_, f64>, declared: Option<Numerics>) -> Vec<Hypothesis> {
-    let is_open = declared.is_none();
+    let weight = args.get(0).map(|source| source.dtype);
+    let differs = |operands: &Operands| match operands {
+        Operands::One(_, narrow) => weight.is_some_and(|weight| !narrow.holds(weight)),
+        _ => true,
+    };
+    let candle = declared.is_none().then_some((ON_CANDLE, CANDLE.operands));
+    let all = candle.into_iter().chain(rounded(declared)).filter(|(_, operands)| differs(operands));
     let of = |(name, operands)| Hypothesis { name, arithmetic: Arithmetic { operands, ..Arithmetic::EXACT } };
-    let candle = is_open.then_some(Hypothesis { name: ON_CANDLE, arithmetic: CANDLE });
-    let all = operands(declared).into_iter().map(|(name, narrow)| of((name, Operands::Both(narrow))));
-    let in_rows = is_open.then(|| of(IN_ROWS));
-    let one_sided = one_sided(args).filter(|_| is_open);
-    candle.into_iter().chain(all).chain(in_rows).chain(one_sided).collect()
+    all.map(of).collect()
 }
 
 /// What an arithmetic rounds the operands of products to, by its name; `None` of one that rounds more than that.
 pub fn of_name(name: &str) -> Option<Operands> {
-    let narrow = PRODUCTS.into_iter().map(|(name, narrow)| (name, Operands::Both(narrow)));
     let plain = [IN_BETTER, IN_F32].map(|name| (name, Arithmetic::EXACT.operands));
     let blocks = [(ON_CPU, Arithmetic::LLAMA_CPU.operands), (ON_CANDLE, CANDLE.operands)];
-    let one_sided = ONE_SIDED.into_iter().map(|(name, side, narrow)| (name, Operands::One(side, narrow)));
-    let all = narrow.chain(plain).chain(blocks).chain([IN_ROWS]).chain(one_sided);
-    all.into_iter().find(|(known, _)| *known == name).map(|(_, operands)| operands)
+    let mut all = rounded(None).chain(plain).chain(blocks);
+    all.find(|(known, _)| *known == name).map(|(_, operands)| operands)
 }

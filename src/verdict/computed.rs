@@ -6,10 +6,10 @@ use parity_graph::Op;
 use parity_graph::known::is_weight;
 
 use crate::arithmetic::backend::{Backend, untested};
-use crate::arithmetic::{CACHES, Narrow, Storing};
+use crate::arithmetic::{CACHES, Narrow, Operands, Storing};
 use crate::audit::{
-    ATTENTIONS, Finding, Findings, IN_ROWS, LLAMA_ATTENTION, Labelled, NodeAudit, OF_EIGHT_BITS, ONE_SIDED,
-    PRODUCTS, attends, coarsest, is_as_f16, name_of_cache,
+    ATTENTIONS, Finding, Findings, LLAMA_ATTENTION, Labelled, NodeAudit, OF_EIGHT_BITS, attends, coarsest,
+    is_as_f16, name_of_cache, narrow, of_name,
 };
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::engine::op_by_op::dtype;
@@ -185,18 +185,17 @@ fn sentence(side: &str, graphs: &[(usize, &Labelled)], findings: &Findings) -> O
 /// Whether an arithmetic of an engine that brings no graph is coarser than f32.
 fn is_coarse(name: &str) -> bool {
     let of_attention = name == LLAMA_ATTENTION || ATTENTIONS.iter().any(|(known, _)| *known == name);
-    let one_sided = || ONE_SIDED.iter().any(|(known, ..)| *known == name);
-    of_attention || name == IN_ROWS.0 || PRODUCTS.iter().any(|(known, _)| *known == name) || one_sided()
+    let of_products = of_name(name).is_some_and(|one| one == Operands::Rows || narrow(one).is_some());
+    of_attention || of_products
 }
 
 /// The fault that a product with operands in a narrower type than others of its kind is; none where it stands for one of f32.
 fn narrow_product(name: &str) -> Option<&'static str> {
-    if name == IN_ROWS.0 {
+    let operands = of_name(name)?;
+    if operands == Operands::Rows {
         return Some("activations in int8");
     }
-    let one_sided = ONE_SIDED.into_iter().map(|(known, _, narrow)| (known, narrow));
-    let (_, narrow) = PRODUCTS.into_iter().chain(one_sided).find(|(known, _)| *known == name)?;
-    Some(match narrow {
+    Some(match narrow(operands)? {
         Narrow::F16 => "precision.f16_operands",
         Narrow::Bf16 => "precision.bf16_operands",
         Narrow::Tf32 | Narrow::Tf32Away | Narrow::Tf32Cut => "precision.tf32",

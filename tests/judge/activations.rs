@@ -1,8 +1,6 @@
 //! Engines whose activations are in eight bits of a form that nobody knows, or whose sums are rounded to f16 as they come: none of
 //! them is accused, none is at parity, and what is wrong beside that is found. What they round is written down here as they do it.
 
-use std::path::Path;
-
 use half::{bf16, f16};
 use parity::arithmetic::Arithmetic;
 use parity::checkpoint::{Checkpoint, Kind};
@@ -11,7 +9,7 @@ use parity_dump::Element;
 
 use crate::support::edited::MODEL;
 use crate::support::graphs::foreign::Engine;
-use crate::support::program::{Audited, audit};
+use crate::support::program::Audited;
 use crate::support::samples::sample;
 
 /// A row of activations as a kernel multiplies it.
@@ -102,10 +100,7 @@ fn judged_where(
         Some(values)
     };
     let engine = Engine { kept, computes: &computes, some, arithmetic: Arithmetic::EXACT, stores: |x| x };
-    let folder = tempfile::tempdir().unwrap();
-    let dump = folder.path().join("dump");
-    engine.record_steps(Path::new(MODEL), steps, &dump);
-    audit(&dump, Path::new(MODEL), &["--allow-missing"])
+    engine.audited(MODEL, steps)
 }
 
 #[test]

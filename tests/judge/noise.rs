@@ -1,8 +1,6 @@
 //! Engines that round in a form that nobody knows what their ranks exchange: they are not accused, and not at parity. What is wrong
 //! beside that is found, and a mistake that is the same in all layers is none of rounding.
 
-use std::path::Path;
-
 use parity::arithmetic::Arithmetic;
 use parity::checkpoint::{Checkpoint, Kind};
 use parity::ops::Args;
@@ -10,7 +8,7 @@ use parity_dump::Element;
 
 use crate::support::edited::MODEL;
 use crate::support::graphs::foreign::Engine;
-use crate::support::program::{Audited, audit};
+use crate::support::program::Audited;
 
 /// Rows x (T, I) times a matrix (O, I), whose element `i` is multiplied by `weight(i)`, as two ranks have their halves of the sums.
 fn halves(args: &Args<'_, f64>, weight: fn(usize) -> f64) -> [Vec<f64>; 2] {
@@ -54,10 +52,7 @@ fn judged(
     };
     let (arithmetic, some) = (Arithmetic::EXACT, &|_| true);
     let engine = Engine { kept, computes: &computes, some, arithmetic, stores: |x| x };
-    let folder = tempfile::tempdir().unwrap();
-    let dump = folder.path().join("dump");
-    engine.record_steps(Path::new(MODEL), steps, &dump);
-    audit(&dump, Path::new(MODEL), &["--allow-missing"])
+    engine.audited(MODEL, steps)
 }
 
 #[test]

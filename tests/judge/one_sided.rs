@@ -1,8 +1,6 @@
 //! Engines that round one side of their products alone, and loaders that round norms and leave biases: none is accused, the answer
 //! says what they do, and a mistake beside it is found.
 
-use std::path::Path;
-
 use half::{bf16, f16};
 use parity::arithmetic::Arithmetic;
 use parity::checkpoint::{Checkpoint, Kind};
@@ -11,7 +9,7 @@ use parity_dump::Element;
 
 use crate::support::edited;
 use crate::support::graphs::foreign::Engine;
-use crate::support::program::{Audited, audit};
+use crate::support::program::Audited;
 use crate::support::samples::sample;
 
 /// Weights of it have more bits than f16 and bf16 have.
@@ -64,7 +62,7 @@ fn product(args: &Args<'_, f64>, weights: Rounds, activations: Rounds) -> Vec<f6
     x.chunks(k).flat_map(|row| (0..outputs).map(move |output| dot(row, output))).collect()
 }
 
-/// What an audit says of an engine of such products, or of those `of` a model; every third value of `spoiled` is off by a factor.
+/// What an audit says of an engine of such products; every third value of `spoiled` is off by a factor.
 fn judged(
     (weights, activations): (Rounds, Rounds),
     (some, steps): (&dyn Fn(Checkpoint) -> bool, &[usize]),
@@ -79,14 +77,7 @@ fn judged(
     };
     let arithmetic = Arithmetic::EXACT;
     let engine = Engine { kept: Element::F32, computes: &computes, some, arithmetic, stores: |x| x };
-    recorded(&engine, QUANTISED, steps)
-}
-
-fn recorded(engine: &Engine<'_>, model: &str, steps: &[usize]) -> Audited {
-    let folder = tempfile::tempdir().unwrap();
-    let dump = folder.path().join("dump");
-    engine.record_steps(Path::new(model), steps, &dump);
-    audit(&dump, Path::new(model), &["--allow-missing"])
+    engine.audited(QUANTISED, steps)
 }
 
 #[test]
@@ -136,7 +127,7 @@ fn norms_may_be_rounded_as_they_are_loaded_and_biases_not() {
         let is_recorded = |id: Checkpoint| !matches!(id.kind(), Kind::QProj | Kind::KProj | Kind::VProj);
         let arithmetic = Arithmetic::EXACT;
         let engine = Engine { kept, computes: &computes, some: &is_recorded, arithmetic, stores: |x| x };
-        let audited = recorded(&engine, edited::MODEL, &[40]);
+        let audited = engine.audited(edited::MODEL, &[40]);
         let notes = audited.report["notes"].to_string();
         assert_eq!(audited.report["origins"].as_array().unwrap().len(), 0, "{name}: {notes}");
         // What bf16 rounds of sums hides which biases were added.

@@ -5,8 +5,7 @@ use std::collections::HashSet;
 use super::{APART, Assumed, Passes};
 use crate::arithmetic::{Narrow, Operands};
 use crate::audit::bridge::Unseen;
-use crate::audit::operands::{self, IN_ROWS, ONE_SIDED};
-use crate::audit::{Finding, Findings, attentions, parts, shown_products, storage_types};
+use crate::audit::{Finding, Findings, attentions, operands, parts, shown_products, storage_types};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
 use crate::numerics::Storage;
@@ -21,15 +20,8 @@ impl Passes<'_> {
     pub(super) fn products(&self, assumed: &mut Assumed, findings: &mut Findings) -> Result<()> {
         let (unseen, kept) = (assumed.unseen, assumed.kept);
         let declared = self.steps.declared();
-        let of_types = operands::operands(declared).into_iter();
-        let of_types = of_types.map(|(name, narrow)| (name, Operands::Both(narrow)));
-        let in_rows = declared.is_none().then_some(IN_ROWS);
-        let one_sided = ONE_SIDED.into_iter().filter(|_| declared.is_none());
-        let one_sided = one_sided.map(|(name, side, narrow)| (name, Operands::One(side, narrow)));
-        let of_operands = of_types
-            .chain(in_rows)
-            .chain(one_sided)
-            .map(|(name, one)| (name, Unseen { products: Some(one), ..unseen }));
+        let of_operands =
+            operands::rounded(declared).map(|(name, one)| (name, Unseen { products: Some(one), ..unseen }));
         let of_parts = parts::hypotheses(kept).into_iter().filter(move |_| kept != Storage::F32);
         let of_parts = of_parts.map(|one| (one.name, Unseen { parts: one.arithmetic.parts, ..unseen }));
         // Values of f32 too, where an engine computes in f64.

@@ -10,6 +10,7 @@ use parity::model::builders::{Cache, Shape, build, inputs};
 use parity::numerics::Storage;
 use parity_dump::Element;
 
+use super::super::program::{Audited, audit};
 use super::record::{How, Mistake, Step, writer};
 
 /// What an engine computes, and what of it is written.
@@ -27,6 +28,14 @@ pub struct Engine<'a> {
 }
 
 impl Engine<'_> {
+    /// What an audit says of a dump of several steps.
+    pub fn audited(&self, model: &str, steps: &[usize]) -> Audited {
+        let folder = tempfile::tempdir().unwrap();
+        let dump = folder.path().join("dump");
+        self.record_steps(Path::new(model), steps, &dump);
+        audit(&dump, Path::new(model), &["--allow-missing"])
+    }
+
     /// A dump of one pass over so many tokens.
     pub fn record(&self, model: &Path, tokens: usize, dump: &Path) {
         self.record_steps(model, &[tokens], dump);
