@@ -91,6 +91,8 @@ pub fn distance(
 
 /// How many times more elements another arithmetic must leave unexplained.
 const FEW: usize = 2;
+/// Squared distances that are this near each other are those of the mistake, which both leave.
+const ALIKE: f64 = 1.0 / 16.0;
 
 /// Whether an arithmetic comes nearer to what was recorded than another, by how many elements each leaves unexplained, and its
 /// squared distance. Of several that do not explain a node the one that comes nearest is shown: what explains all but one row
@@ -100,6 +102,8 @@ pub fn is_nearer((ours, own): (usize, f64), (theirs, other): (usize, f64)) -> bo
     match (ours, theirs) {
         (ours, theirs) if FEW * ours < theirs => true,
         (ours, theirs) if FEW * theirs < ours => false,
+        // Which is nearer to a mistake is chance; what either leaves beside it is not.
+        (ours, theirs) if ours != theirs && (own - other).abs() <= ALIKE * own.min(other) => ours < theirs,
         // The distance decides, and not its share of a bound, which is wider in one arithmetic than in another.
         _ => own < other,
     }

@@ -244,7 +244,7 @@ impl<'a> Passes<'a> {
             simulate::simulate(steps, graphs, gguf, (assumed.kept, shown), (&all, is_hopeless))?;
         unlike::take(findings, &mut simulated);
         simulated.iter().for_each(|(id, simulated)| findings.at(*id).settle(*simulated));
-        self.prefer_plain(assumed, &simulated, findings)?;
+        self.prefer_plain((assumed, shown), &simulated, findings)?;
         self.mixed(assumed, findings)?;
         open.retain(|id| findings.nodes[id].is_wrong() && findings.nodes[id].diagnosis().0.is_empty());
         let bands = open.iter().filter_map(|id| Some((*id, findings.nodes[id].band()?))).collect();

@@ -125,6 +125,22 @@ fn a_wrong_product_is_named_in_what_the_others_are_computed_in() {
     }
 }
 
+/// Several arithmetics leave such a mistake alike, and one of them nothing else.
+#[test]
+fn outputs_that_are_zero_are_named_in_what_explains_all_others() {
+    for columns in sample("columns", 1, ["12..14", "240..241", "167..167"]) {
+        let (_folder, faulty) =
+            run(Q4, &["--numerics", "f32", "--inject", &format!("data.zero={columns}@blk.0.ffn_gate")]);
+        let audited = program::audit(&faulty, Path::new(Q4), &[]);
+        let first = &audited.report["first_divergence"];
+        assert_eq!(
+            (&audited.first[..], &audited.fault[..]),
+            ("blk.0.ffn_gate", "data.zero"),
+            "{columns}: {first}"
+        );
+    }
+}
+
 /// Of logits alone not every mistake of every node can be tried: what one piece of code does to all layers comes first, and then
 /// what has few spellings.
 #[test]

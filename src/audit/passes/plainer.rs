@@ -11,8 +11,11 @@ use indexmap::{IndexMap, IndexSet};
 use parity_graph::{Op, fault};
 
 use super::super::best::Simulated;
+use super::super::bridge::Unseen;
+use super::super::operands;
+use super::super::shown_products::Shown;
 use super::{Assumed, DIAGNOSED_MAX, Findings, Passes};
-use crate::arithmetic::Arithmetic;
+use crate::arithmetic::{Arithmetic, Operands};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use crate::numerics::Storage;
@@ -29,20 +32,25 @@ fn is_mistake(names: &[Diagnosis]) -> bool {
 
 impl Passes<'_> {
     /// Takes back a coarser arithmetic that comes nearest to nodes, where a mistake in f32 leaves of the first such node no more
-    /// than f32 rounds: the engine computes in f32 then, and those nodes are wrong.
+    /// than f32 rounds: the engine computes in f32 then, and those nodes are wrong. What recorded products are `shown` to round is
+    /// the engine's in any case.
     pub(super) fn prefer_plain(
         &self,
-        assumed: &Assumed,
+        (assumed, shown): (&Assumed, Option<Shown>),
         simulated: &IndexMap<Checkpoint, Simulated>,
         findings: &mut Findings,
     ) -> Result<()> {
         if assumed.kept != Storage::F32 || self.steps.declared().is_some() {
             return Ok(());
         }
+        let operands = shown.map(|shown| shown.operands).filter(|one| operands::narrow(*one).is_some());
+        let plain = Arithmetic { operands: operands.unwrap_or(Operands::Exact), ..Arithmetic::EXACT };
+        let unseen = Unseen { products: operands.or(assumed.unseen.products), ..assumed.unseen };
+        let assumed = &Assumed { unseen, ..assumed.clone() };
         let is_coarse = |id: &&Checkpoint| simulated.get(*id).is_some_and(|found| !found.is_plain);
         let coarse: IndexSet<Checkpoint> = findings.order.iter().filter(is_coarse).copied().collect();
         let Some(&first) = coarse.first() else { return Ok(()) };
-        let in_f32 = |ids: &IndexSet<Checkpoint>| self.known().explained(Arithmetic::EXACT, ids);
+        let in_f32 = |ids: &IndexSet<Checkpoint>| self.known().explained(plain, ids);
         let bands = |found: &IndexMap<Checkpoint, Simulated>| -> HashMap<Checkpoint, f64> {
             found.iter().filter(|(_, found)| !found.is_explained()).map(|(id, f)| (*id, f.band)).collect()
         };
