@@ -25,6 +25,14 @@ pub struct Exact {
     pub multiplied: Option<Matrix<f64>>,
 }
 
+impl Exact {
+    /// What was recorded is off by (rows, elements).
+    pub fn errors(&self) -> Matrix<f64> {
+        let errors = self.recorded.data.iter().zip(&self.exact.data).map(|(a, b)| a - b);
+        Matrix::new(self.exact.rows, self.exact.cols, errors.collect())
+    }
+}
+
 /// The recorded rows of a node at `positions`, beside what exact arithmetic makes of what was recorded before it. Nothing
 /// else is computed than these rows, and what lies unrecorded before them.
 ///

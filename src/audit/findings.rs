@@ -87,11 +87,17 @@ impl Findings {
 
     /// What follows for a side whose nodes these are, in words.
     pub fn by_itself(&self, side: &str) -> String {
-        let judged = || self.order.iter().filter(|id| self.nodes.get(*id).is_some_and(|one| one.judged > 0));
-        match (judged().find(|id| self.nodes[*id].is_wrong()), judged().count()) {
-            (_, 0) => format!("of the {side} nothing could be judged by itself"),
-            (None, n) => format!("by itself the {side} is healthy, in all {}", count(n, "node")),
-            (Some(id), _) => format!("by itself the {side} is wrong from {id} on"),
+        let there = || self.order.iter().filter_map(|id| Some((id, self.nodes.get(id)?)));
+        let open = there().filter(|(_, one)| one.undecided.is_some()).count();
+        let judged = there().filter(|(_, one)| one.judged > 0 && one.undecided.is_none()).count();
+        match (there().find(|(_, one)| one.is_wrong()), judged, open) {
+            (Some((id, _)), ..) => format!("by itself the {side} is wrong from {id} on"),
+            (None, 0, _) => format!("of the {side} nothing could be judged by itself"),
+            (None, n, 0) => format!("by itself the {side} is healthy, in all {}", count(n, "node")),
+            (None, n, open) => {
+                let judged = count(n, "node");
+                format!("by itself the {side} is healthy in {judged}, and {open} more could not be judged")
+            }
         }
     }
 

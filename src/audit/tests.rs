@@ -118,6 +118,8 @@ fn a_healthy_recording_is_healthy_and_what_has_no_rule_is_undecided_by_name() {
     }
     let strange = at(&findings, "strange");
     assert!(strange.audit().is_none() && strange.undecided.as_ref().unwrap().contains("RWKV_WKV7"));
+    let said = findings.by_itself("reference");
+    assert_eq!(said, "by itself the reference is healthy in 3 nodes, and 1 more could not be judged");
 }
 
 #[test]
@@ -128,6 +130,7 @@ fn a_wrong_value_is_one_origin_at_its_place() {
     let findings = found(&held);
     let audit = at(&findings, "norm").audit().unwrap();
     assert!(!audit.is_healthy() && audit.local.worst == [2, 1] && audit.rows_beyond == [2], "{audit:?}");
+    assert_eq!(findings.by_itself("candidate"), "by itself the candidate is wrong from blk.0.norm on");
     assert!(at(&findings, "sum").is_healthy());
     // What follows was computed from the value that it should be: it is no fault of its own, and says that the dump is wrong.
     assert!(at(&findings, "after").is_healthy());

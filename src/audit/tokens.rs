@@ -10,8 +10,8 @@ use crate::gguf::TensorRef;
 use crate::ops::source::Data;
 use crate::ops::{Args, Rule, Strided};
 
-/// So many of the tokens, evenly.
-pub fn spread(there: &[usize], count: usize) -> BTreeSet<usize> {
+/// So many of the tokens, or of what else is there, evenly.
+pub fn spread<T: Copy + Ord>(there: &[T], count: usize) -> BTreeSet<T> {
     match there.len() {
         n if n <= count => there.iter().copied().collect(),
         n => (0..count).map(|i| there[i * (n - 1) / (count - 1).max(1)]).collect(),

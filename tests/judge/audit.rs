@@ -119,7 +119,8 @@ const OF_LLAMA: [&str; 6] = [
 fn our_engine_rounds_as_it_declares() {
     for file in [F16, Q4] {
         let model = model(file);
-        let others = ["f32", "f32 kv=f16", "f16", "f16 storage=f16 kv=f16", "bf16"];
+        let others =
+            ["f32", "f32 kv=f16", "f16", "f16 storage=f16 kv=f16", "bf16", "bf16 storage=bf16 kv=bf16"];
         for numerics in sample("arithmetics", ARITHMETICS, others.into_iter().chain(OF_LLAMA)) {
             let (_folder, dump) = run(file, &["--numerics", numerics]);
             assert_eq!(program::manifest(&dump)["producer"]["numerics"], numerics);

@@ -196,9 +196,9 @@ impl Edit {
             Edit::SoftCap(c) => f64::from(*c) * (x / f64::from(*c)).tanh(),
             Edit::Clamp(c) => x.clamp(-f64::from(c.abs()), f64::from(c.abs())),
             Edit::Round(Narrow::F16) => f16::from_f64(x).to_f64(),
-            Edit::Round(Narrow::Bf16) => bf16::from_f64(x).to_f64(),
+            Edit::Round(Narrow::Bf16) => nearest_bf16(x).to_f64(),
             Edit::Reinterpret { from: Narrow::F16 } => bf16::from_bits(f16::from_f64(x).to_bits()).to_f64(),
-            Edit::Reinterpret { from: Narrow::Bf16 } => f16::from_bits(bf16::from_f64(x).to_bits()).to_f64(),
+            Edit::Reinterpret { from: Narrow::Bf16 } => f16::from_bits(nearest_bf16(x).to_bits()).to_f64(),
             _ => x,
         }
     }
@@ -367,6 +367,12 @@ pub fn unwritten(ne: [usize; 4], values: &mut [f64], (width, mask): (usize, &[f6
     }
 }
 
+/// The nearest number of bf16 to one of f32; `from_f64` leaves out the lowest three bits of such a one, and rounds what lies just
+/// above the middle down.
+fn nearest_bf16(x: f64) -> bf16 {
+    bf16::from_f32(x as f32)
+}
+
 /// Values beyond a limit, or the largest ones, become infinite.
 fn overflow(limit: Option<f32>, values: &mut [f64]) {
     let finite = values.iter().map(|x| x.abs()).filter(|x| x.is_finite());
@@ -500,6 +506,14 @@ mod tests {
         let whole = [0.0, X, X, 0.0, 0.0, X, 0.0, 0.0, 0.0];
         assert_eq!(edited(&Edit::Window { wider: false }, 3, &whole), whole);
         assert_eq!(edited(&Edit::Window { wider: true }, 3, &whole), whole);
+    }
+
+    #[test]
+    fn what_lies_just_above_the_middle_is_rounded_up() {
+        // 1 + 2⁻⁸ is the middle of 1 and 1 + 2⁻⁷.
+        let above = f64::from(1.0f32 + 2f32.powi(-8) + 2f32.powi(-23));
+        assert_eq!(Edit::Round(Narrow::Bf16).element(above), 1.0 + 2f64.powi(-7));
+        assert_eq!(Edit::Round(Narrow::Bf16).element(1.0 + 2f64.powi(-8)), 1.0);
     }
 
     #[test]

@@ -5,11 +5,11 @@
 //! product with more outputs than inputs shows that whatever the form is: its errors lie in the space of the columns of W, where
 //! those of other weights, of sums or of a wrong row do not. Of n outputs and k inputs chance leaves 1 - k/n of their squares.
 
-mod fit;
+pub(super) mod fit;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
-use indexmap::IndexSet;
+use indexmap::{IndexMap, IndexSet};
 use parity_graph::{Id, fault};
 
 use super::unlike::BARELY;
@@ -211,12 +211,12 @@ impl Passes<'_> {
         // The last product is left as it is by most engines that round those before.
         let is_asked = |id: &Checkpoint| off.contains(id) || is_narrow && id.kind() != Kind::Logits;
         let asked = judged.filter(|id| is_asked(id));
-        let wide: Vec<(Checkpoint, TensorRef<'_>)> =
+        let wide: IndexMap<Checkpoint, TensorRef<'_>> =
             asked.filter_map(|id| self.wide(findings, *id)).collect();
         let order: Vec<usize> = (0..wide.len()).collect();
         let beyond = off.iter().map(|id| rows_beyond(findings, *id)).max_by_key(Vec::len).unwrap_or_default();
         let mut asked = 0;
-        for (id, weight) in spread(&order, PRODUCTS).into_iter().map(|at| &wide[at]) {
+        for (id, weight) in spread(&order, PRODUCTS).into_iter().filter_map(|at| wide.get_index(at)) {
             let Some((errors, inputs)) = self.errors(*id, &beyond)? else { continue };
             if inputs.cols != weight.cols() || errors.cols != weight.rows() {
                 continue;
@@ -231,12 +231,8 @@ impl Passes<'_> {
 
     /// What some of the rows of a product at such positions are off by (T, n), and what was multiplied (T, k).
     fn errors(&self, id: Checkpoint, positions: &[u32]) -> Result<Option<(Matrix<f64>, Matrix<f64>)>> {
-        let order: Vec<usize> = (0..positions.len()).collect();
-        let some: BTreeSet<u32> = spread(&order, ROWS).into_iter().map(|at| positions[at]).collect();
-        let Some(rows) = exact(self.steps, self.graphs, self.gguf, id, &some)? else { return Ok(None) };
-        let errors = rows.recorded.data.iter().zip(&rows.exact.data).map(|(a, b)| a - b).collect();
-        let errors = Matrix::new(rows.exact.rows, rows.exact.cols, errors);
-        Ok(rows.multiplied.map(|inputs| (errors, inputs)))
+        let rows = exact(self.steps, self.graphs, self.gguf, id, &spread(positions, ROWS))?;
+        Ok(rows.and_then(|rows| Some((rows.errors(), rows.multiplied?))))
     }
 
     /// How far off sums that are rounded to f16 one after the other leave a node, relative; NaN where no product lies before it.

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use indexmap::{IndexMap, IndexSet};
 
 use super::super::attentions::attends;
+use super::activations::fit::cosine;
 use super::activations::{NEAR, is_open, size};
 use super::packed::OF_FOUR_BITS;
 use super::{APART, Findings, Passes};
@@ -102,19 +103,14 @@ impl Passes<'_> {
     fn errors_of(&self, finding: &Finding, id: Checkpoint) -> Result<Option<(Noise, Noise)>> {
         let all: BTreeSet<u32> =
             self.graphs.iter().flat_map(|(step, _)| self.steps.positions(*step)).collect();
-        let some = |of: Vec<u32>| -> BTreeSet<u32> {
-            let order: Vec<usize> = (0..of.len()).collect();
-            spread(&order, ROWS).into_iter().map(|at| of[at]).collect()
-        };
         let Some(audit) = finding.audit() else { return Ok(None) };
         // What is wrong in a single row is in the one that is furthest off.
         let furthest = audit.local.worst.first().map(|position| *position as u32);
         let furthest = furthest.filter(|position| audit.rows_beyond.contains(position));
-        let beyond: BTreeSet<u32> = some(audit.rows_beyond).into_iter().chain(furthest).collect();
-        let looked_at: BTreeSet<u32> = some(all.into_iter().collect()).union(&beyond).copied().collect();
+        let beyond: BTreeSet<u32> = spread(&audit.rows_beyond, ROWS).into_iter().chain(furthest).collect();
+        let looked_at: BTreeSet<u32> = spread(&Vec::from_iter(all), ROWS).union(&beyond).copied().collect();
         let Some(rows) = exact(self.steps, self.graphs, self.gguf, id, &looked_at)? else { return Ok(None) };
-        let errors = rows.recorded.data.iter().zip(&rows.exact.data).map(|(a, b)| a - b).collect();
-        let errors = Matrix::new(rows.exact.rows, rows.exact.cols, errors);
+        let errors = rows.errors();
         let inputs = rows.multiplied.as_ref().filter(|_| finding.bridged.is_empty()).unwrap_or(&rows.exact);
         let of = |is: &dyn Fn(&u32) -> bool| {
             let order = looked_at.iter().enumerate().filter(|(_, position)| is(position));
@@ -238,11 +234,4 @@ fn column_sizes(values: &Matrix<f64>) -> Vec<f64> {
 fn spread_over(errors: &[f64]) -> f64 {
     let (squares, fourth) = errors.iter().fold((0.0, 0.0), |(s, f), e| (s + e * e, f + e.powi(4)));
     squares * squares / fourth / errors.len() as f64
-}
-
-/// Cosine of the angle between two rows; 0 where one is 0.
-fn cosine(a: &[f64], b: &[f64]) -> f64 {
-    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-    let size = (dot(a, a) * dot(b, b)).sqrt();
-    if size > 0.0 { dot(a, b) / size } else { 0.0 }
 }

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use crate::arithmetic::round;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::engine::fused::graph::{Graph, Node};
 use crate::engine::fused::linear::LOGIT_ROWS;
@@ -103,6 +102,8 @@ impl<S: Scalar + AsValues> Engine for CpuEngine<'_, S> {
         for (index, node) in graph.nodes.iter().enumerate() {
             let skipped = skipped_logits(node, batch, probe);
             let mut out = self.compute(node, &live, rows, skipped)?;
+            let kept = self.numerics.storage_of(node.checkpoint.kind());
+            kept.store(&mut out.data);
             let batch = &batch.after(skipped);
             if probe.wants(node.checkpoint) {
                 show(&graph, node.checkpoint, batch, end, &out, probe)?;
@@ -112,7 +113,7 @@ impl<S: Scalar + AsValues> Engine for CpuEngine<'_, S> {
             }
             if let Some(fed) = probe.fed(node.checkpoint, batch, out.cols) {
                 out = Matrix::new(out.rows, out.cols, fed.into_iter().map(S::from_f32).collect());
-                out = round::stored(self.numerics.storage_of(node.checkpoint.kind()), out.view());
+                kept.store(&mut out.data);
             }
             let (last_reader, cached) = readers.get(&node.checkpoint).copied().unwrap_or((0, false));
             if cached {

@@ -25,7 +25,7 @@ use crate::jobs::graph_limits::{Work, check as check_memory};
 use crate::jobs::graphs::ByGraph;
 use crate::jobs::limits::Room;
 use crate::model;
-use crate::numerics::Products;
+use crate::numerics::{Products, Storage};
 use crate::ops::{Args, Check};
 
 /// What a run is and goes by.
@@ -78,11 +78,11 @@ fn arithmetic(options: &RunOptions) -> Result<Arithmetic> {
             .expected("auto or cpu")
             .found(&options.device));
     }
-    match options.numerics.products {
-        Products::F32 | Products::F64 => Ok(Arithmetic::EXACT),
-        Products::LlamaCpu => Ok(Arithmetic::LLAMA_CPU),
+    match (options.numerics.products, options.numerics.storage) {
+        (Products::F32 | Products::F64, Storage::F32) => Ok(Arithmetic::EXACT),
+        (Products::LlamaCpu, Storage::F32) => Ok(Arithmetic::LLAMA_CPU),
         _ => Err(Error::new("--numerics", "is none that a graph is executed in")
-            .expected("f32, f64 or llama-cpu")
+            .expected("f32, f64 or llama-cpu, without storage=TYPE")
             .found(options.numerics)),
     }
 }

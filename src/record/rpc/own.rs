@@ -385,7 +385,7 @@ fn put(dtype: DType, value: f64, bytes: &mut [u8]) -> Told<()> {
     let all: &[u8] = match dtype {
         DType::F32 => &(value as f32).to_le_bytes(),
         DType::F16 => &f16::from_f64(value).to_le_bytes(),
-        DType::BF16 => &bf16::from_f64(value).to_le_bytes(),
+        DType::BF16 => &bf16::from_f32(value as f32).to_le_bytes(),
         DType::I32 => &(value as i32).to_le_bytes(),
         DType::I64 => &(value as i64).to_le_bytes(),
         _ => return Err(format!("values of type {dtype} are not written")),

@@ -104,13 +104,9 @@ impl Fit<'_> {
 /// How much of what errors (T, n) of different rows have in common is what their inputs (T, k) have: 1 where other weights
 /// were multiplied, 0 where rows are rounded each by itself.
 pub fn linear(errors: &Matrix<f64>, inputs: &Matrix<f64>) -> f64 {
-    let cosine = |rows: &Matrix<f64>, a: usize, b: usize| {
-        let size = (dot(rows.row(a), rows.row(a)) * dot(rows.row(b), rows.row(b))).sqrt();
-        if size > 0.0 { dot(rows.row(a), rows.row(b)) / size } else { 0.0 }
-    };
     let pairs = (0..errors.rows).flat_map(|a| (0..a).map(move |b| (a, b)));
     let (both, of_inputs) = pairs.fold((0.0, 0.0), |(both, squared), (a, b)| {
-        let (error, input) = (cosine(errors, a, b), cosine(inputs, a, b));
+        let (error, input) = (cosine(errors.row(a), errors.row(b)), cosine(inputs.row(a), inputs.row(b)));
         (both + error * input, squared + input * input)
     });
     if of_inputs > 0.0 { both / of_inputs } else { 0.0 }
@@ -157,6 +153,12 @@ fn least_squares(w: &[f32], k: usize, mut rest: Vec<f64>) -> (Vec<f64>, Vec<f64>
         squared = next;
     }
     (found, rest)
+}
+
+/// Cosine of the angle between two rows; 0 where one is 0.
+pub fn cosine(a: &[f64], b: &[f64]) -> f64 {
+    let size = (dot(a, a) * dot(b, b)).sqrt();
+    if size > 0.0 { dot(a, b) / size } else { 0.0 }
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
