@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use indexmap::IndexSet;
+use parity_graph::weights::{self, Name};
 use parity_graph::{Id, Op};
 
 use super::best::scouts;
@@ -86,26 +87,67 @@ pub fn kept(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf) -> Re
         if loaded.matrices.is_some() {
             continue;
         }
-        // Rows of a table are exact, so that operands which are rounded as well do not matter beside them. What they do not
-        // show matmuls must show alone.
-        let of_tables = Loaded { tables: storage, ..Loaded::default() };
-        let of_rows = compared(file, &filed_rows, of_tables, (&rows, LEFT))?;
-        let left = if of_rows.is_shown(1) { LEFT } else { LEFT_ALONE };
-        let (of_matrices, matmuls) = (Loaded { matrices: storage, ..of_tables }, matmuls(kept));
-        let of_matmuls = compared(file, &filed(&matmuls)?, of_matrices, (&matmuls, left))?;
-        if of_matmuls.is_shown(matmuls.len().clamp(1, 2)) {
-            loaded.matrices = storage;
-            loaded.tables = storage.filter(|_| of_rows.changed == 0 || of_rows.is_shown(1));
-        } else if loaded.tables.is_none() && of_rows.is_shown(1) && of_matmuls.is_open() {
-            // Operands that are rounded to the same type hide whether weights were.
-            loaded.tables = storage;
-        }
+        loaded = of_matrices(file, (&rows, &filed_rows), matmuls(kept), (loaded, storage))?;
     }
     // Of norms and biases that nobody recorded what follows them says whether they are rounded like matrices.
     if loaded.matrices.is_some() && vectors.iter().flatten().count() < 2 {
         loaded = with_vectors(steps, graphs, gguf, loaded)?;
     }
     Ok(gguf.loaded(loaded)?.map(|gguf| (loaded, gguf)))
+}
+
+/// With tables and matrices, if they are rounded to this. Rows of a table are exact, so that operands which are rounded as well do not
+/// matter beside them. What they do not show matmuls must show alone.
+fn of_matrices(
+    file: (&dyn Steps, &[(usize, &Labelled)], &Gguf),
+    (rows, filed_rows): (&[Sampled], &[Option<f64>]),
+    matmuls: Vec<Sampled>,
+    (loaded, storage): (Loaded, Option<Storage>),
+) -> Result<Loaded> {
+    let (steps, graphs, gguf) = file;
+    let of_tables = Loaded { tables: storage, ..Loaded::default() };
+    let of_rows = compared(file, filed_rows, of_tables, (rows, LEFT))?;
+    let left = if of_rows.is_shown(1) { LEFT } else { LEFT_ALONE };
+    let of_matrices = Loaded { matrices: storage, head: storage, ..of_tables };
+    let filed = errors(steps, graphs, gguf, &matmuls)?;
+    let of_matmuls = compared(file, &filed, of_matrices, (&matmuls, left))?;
+    let are_rounded = of_matmuls.is_shown(matmuls.len().clamp(1, 2));
+    // Operands that are rounded to the same type hide whether weights were.
+    let are_hidden = loaded.tables.is_none() && of_rows.is_shown(1) && of_matmuls.is_open();
+    if !are_rounded && !are_hidden {
+        return Ok(loaded);
+    }
+    let unrounded = unrounded_head(file, storage)?;
+    let is_table = unrounded == Some(weights::TOKEN_EMBD);
+    let are_shown = are_hidden || of_rows.changed == 0 || of_rows.is_shown(1);
+    let tables = storage.filter(|_| are_shown && !is_table);
+    let head = storage.filter(|_| unrounded.is_none());
+    Ok(if are_rounded {
+        Loaded { tables, head, matrices: storage, ..loaded }
+    } else {
+        Loaded { tables, ..loaded }
+    })
+}
+
+/// Whether the weight of the last product, which may be the table of embeddings, is left as it is where those of others are rounded, as
+/// engines leave it that compute logits in f32: by its name.
+fn unrounded_head(
+    (steps, graphs, gguf): (&dyn Steps, &[(usize, &Labelled)], &Gguf),
+    storage: Option<Storage>,
+) -> Result<Option<&'static str>> {
+    let rounded = Loaded { head: storage, tables: storage, ..Loaded::default() };
+    for part in [weights::OUTPUT, weights::TOKEN_EMBD] {
+        let head = sampled(steps, graphs, 1, |labelled, id, op| {
+            let graph = &labelled.program.graph;
+            let is_head = |source: Id| Name::of(&graph.get(source).name).part == part;
+            *op == Op::MulMat && graph.sources(id).any(is_head)
+        });
+        let filed = errors(steps, graphs, gguf, &head)?;
+        if compared((steps, graphs, gguf), &filed, rounded, (&head, LEFT))?.is_denied() {
+            return Ok(Some(part));
+        }
+    }
+    Ok(None)
 }
 
 /// What norms and biases are rounded to, if to this: a loader that rounds some rounds the others too, where these do not say that it
@@ -153,7 +195,7 @@ pub fn behind(
     let are_most = |count: usize| 2 * count >= some.len();
     for kept in [Storage::F16, Storage::Bf16].map(Some) {
         let vectors = Loaded { norms: kept, biases: kept, ..Loaded::default() };
-        let matrices = Loaded { tables: kept, matrices: kept, ..Loaded::default() };
+        let matrices = Loaded { tables: kept, head: kept, matrices: kept, ..Loaded::default() };
         for loaded in [vectors, matrices, Loaded { norms: kept, biases: kept, ..matrices }] {
             let Some(rounded) = gguf.loaded(loaded)? else { continue };
             let is_nearer =

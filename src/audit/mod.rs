@@ -77,7 +77,7 @@ use crate::watch;
 pub use attentions::{ATTENTIONS, LLAMA_ATTENTION, attends, name_of_cache};
 pub use audit_rows::AuditRows;
 pub use carried::{Carried, OwnDistance, Simulated, carried, simulated};
-pub use coarseness::{coarseness, coarsest};
+pub use coarseness::{coarseness, coarsest, is_of_recording};
 pub use cut_out::with_cut_out;
 use devices::Devices;
 pub use exact::{Exact, exact};

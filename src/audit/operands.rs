@@ -2,7 +2,8 @@
 
 use super::node::{Hypothesis, IN_F32, ON_CPU};
 use super::storage_types::IN_BETTER;
-use crate::arithmetic::{Arithmetic, Narrow, Operand, Operands};
+use crate::arithmetic::cuda_blocks::Blocks;
+use crate::arithmetic::{Arithmetic, Integers, Narrow, Operand, Operands};
 use crate::numerics::{Numerics, Products};
 use crate::ops::Args;
 
@@ -49,6 +50,14 @@ pub const CANDLE: Arithmetic = Arithmetic { operands: Operands::Candle, ..Arithm
 pub const IN_ROWS: (&str, Operands) =
     ("matmuls with activations in int8, a scale for each row", Operands::Rows);
 
+/// Products of quantised weights by the kernels for a few rows that engines took from llama.cpp for CUDA (vLLM, SGLang, candle,
+/// mistral.rs).
+pub const IN_BLOCKS: (&str, Operands) =
+    ("matmuls with activations in blocks of Q8_1", Operands::Blocks(Integers::Few));
+
+/// Products whose activations are rounded to eight bits, in forms that no list of types has.
+pub const IN_EIGHT_BITS: [&str; 3] = [IN_ROWS.0, IN_BLOCKS.0, ON_CANDLE];
+
 /// f32 but for the operands of products, attention as one node left out.
 pub fn products(narrow: Narrow) -> Arithmetic {
     Arithmetic { operands: Operands::Both(narrow), ..Arithmetic::EXACT }
@@ -57,7 +66,7 @@ pub fn products(narrow: Narrow) -> Arithmetic {
 /// All that an engine may round the operands of its products to, by name; what was `declared` holds.
 pub fn rounded(declared: Option<Numerics>) -> impl Iterator<Item = (&'static str, Operands)> {
     let both = operands(declared).into_iter().map(|(name, narrow)| (name, Operands::Both(narrow)));
-    both.chain(std::iter::once(IN_ROWS).chain(ONE_SIDED).filter(move |_| declared.is_none()))
+    both.chain([IN_ROWS, IN_BLOCKS].into_iter().chain(ONE_SIDED).filter(move |_| declared.is_none()))
 }
 
 /// The type that both sides of a product are rounded to, or the one that is.
@@ -68,18 +77,34 @@ pub fn narrow(operands: Operands) -> Option<Narrow> {
     }
 }
 
-/// What the engine of a product may have computed it in besides its own type; what was `declared` holds. One side alone is another
-/// arithmetic than both sides of a weight that is no number of the type.
+/// What the engine of a product may have computed it in besides its own type; what was `declared` holds.
 pub fn hypotheses(args: &Args<'_, f64>, declared: Option<Numerics>) -> Vec<Hypothesis> {
-    let weight = args.get(0).map(|source| source.dtype);
-    let differs = |operands: &Operands| match operands {
-        Operands::One(_, narrow) => weight.is_some_and(|weight| !narrow.holds(weight)),
-        _ => true,
-    };
     let candle = declared.is_none().then_some((ON_CANDLE, CANDLE.operands));
-    let all = candle.into_iter().chain(rounded(declared)).filter(|(_, operands)| differs(operands));
+    let all = candle.into_iter().chain(rounded(declared)).filter(|(_, one)| meets(*one, args));
     let of = |(name, operands)| Hypothesis { name, arithmetic: Arithmetic { operands, ..Arithmetic::EXACT } };
     all.map(of).collect()
+}
+
+/// The same of activations in eight bits in an engine that keeps its values, and weights, in a `narrow` type; blocks meet the blocks
+/// of a weight as the file has them, and what they come to is `stored`.
+pub fn in_narrow(
+    args: &Args<'_, f64>,
+    [narrow, stored]: [Arithmetic; 2],
+) -> impl Iterator<Item = Hypothesis> {
+    let all = [(IN_ROWS, narrow), (IN_BLOCKS, stored)].into_iter();
+    let all = all.filter(|((_, one), _)| meets(*one, args));
+    all.map(|((name, operands), kept)| Hypothesis { name, arithmetic: Arithmetic { operands, ..kept } })
+}
+
+/// Whether the weight of a product is one that such an arithmetic is another for: one side alone is another than both sides of a
+/// weight that is no number of the type.
+fn meets(operands: Operands, args: &Args<'_, f64>) -> bool {
+    let weight = args.get(0).map(|source| source.dtype);
+    match operands {
+        Operands::One(_, narrow) => weight.is_some_and(|weight| !narrow.holds(weight)),
+        Operands::Blocks(kernel) => weight.is_some_and(|weight| Blocks::of(kernel, weight).is_some()),
+        _ => true,
+    }
 }
 
 /// What an arithmetic rounds the operands of products to, by its name; `None` of one that rounds more than that.

@@ -39,7 +39,7 @@ pub fn arithmetics(
     let rare = [Narrow::Pair, Narrow::Tf32Away].map(products);
     // Activations in eight bits round as much as a cache of eight bits does: where no product shows them they would hide that. What
     // one side alone is rounded to shows in products too.
-    let is_rare = |operands| matches!(operands, Operands::Rows | Operands::One(..));
+    let is_rare = |operands| matches!(operands, Operands::Rows | Operands::Blocks(_) | Operands::One(..));
     let as_shown = shown.map(|shown| shown.operands).filter(|operands| is_rare(*operands));
     let rare = rare.into_iter().chain(as_shown.map(|operands| Arithmetic { operands, ..Arithmetic::EXACT }));
     let tried = tried.chain(rare.filter(|_| steps.declared().is_none()));

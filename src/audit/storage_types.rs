@@ -375,8 +375,7 @@ pub fn hypotheses(
     }
     more.push(Hypothesis { name, arithmetic: narrow });
     if is_product(op, args) && declared.is_none_or(|declared| declared.storage == kept) {
-        let (name, operands) = operands::IN_ROWS;
-        more.push(Hypothesis { name, arithmetic: Arithmetic { operands, ..narrow } });
+        more.extend(operands::in_narrow(args, [narrow, recorded(kept)]));
     }
     more.push(Hypothesis { name: rounded, arithmetic: recorded(kept) });
     if is_product(op, args) {

@@ -35,6 +35,8 @@ pub struct Loaded {
     pub biases: Option<Storage>,
     /// The table of embeddings.
     pub tables: Option<Storage>,
+    /// The weight of the last product, where it is no table.
+    pub head: Option<Storage>,
     /// All other weights.
     pub matrices: Option<Storage>,
 }
@@ -129,6 +131,7 @@ impl Gguf {
                 _ if info.is_bias() => loaded.biases,
                 _ if info.is_plain_vector() => loaded.norms,
                 Some(weights::TOKEN_EMBD) => loaded.tables,
+                Some(weights::OUTPUT) => loaded.head,
                 _ => loaded.matrices,
             };
             storage.filter(|storage| info.dtype.is_decodable() && !is_exact(info, *storage))

@@ -9,7 +9,7 @@ use crate::arithmetic::backend::{Backend, untested};
 use crate::arithmetic::{CACHES, Narrow, Operands, Storing};
 use crate::audit::{
     ATTENTIONS, Finding, Findings, LLAMA_ATTENTION, Labelled, NodeAudit, OF_EIGHT_BITS, attends, coarsest,
-    is_as_f16, name_of_cache, narrow, of_name,
+    is_as_f16, is_of_recording, name_of_cache, narrow, of_name,
 };
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::engine::op_by_op::dtype;
@@ -43,6 +43,7 @@ pub fn notes(
         later_cache(side, findings, declared),
         narrow_weights(side, findings),
         storing(side, findings),
+        cast(side, findings),
     ];
     all.into_iter().flatten().chain(on_untested(side, graphs)).collect()
 }
@@ -54,8 +55,12 @@ fn narrow_weights(side: &str, findings: &Findings) -> Option<String> {
         Storage::F16 => Some(format!("{what} of {side} are those of the file rounded to f16")),
         Storage::Bf16 => Some(format!("{what} of {side} are those of the file rounded to bf16")),
     };
-    let Loaded { norms, biases, tables, matrices } = findings.loaded;
-    let of_matrices = if tables == matrices { "weights of matrices" } else { "weights of matmuls" };
+    let Loaded { norms, biases, tables, head, matrices } = findings.loaded;
+    let of_matrices = match (tables == matrices, head == matrices) {
+        (true, true) => "weights of matrices",
+        (false, true) => "weights of matmuls",
+        (_, false) => "weights of matmuls other than the last",
+    };
     let of_tables = ("rows of the embedding table", tables.filter(|_| matrices.is_none()));
     let both = norms.filter(|_| norms == biases);
     let [norms, biases] = [norms, biases].map(|own| own.filter(|_| both.is_none()));
@@ -64,6 +69,14 @@ fn narrow_weights(side: &str, findings: &Findings) -> Option<String> {
     let rounded: Vec<String> = rounded.into_iter().filter_map(of).collect();
     let said = rounded.join(", and ");
     (!said.is_empty()).then(|| format!("{said}, as all that read them show: it was judged with them"))
+}
+
+/// That values of some nodes are rounded to a narrower type than those of the others.
+fn cast(side: &str, findings: &Findings) -> Option<String> {
+    let ids = narrow_values(findings);
+    let said =
+        || format!("precision: {side} holds numbers of a narrower type at {}, of f32 elsewhere", shown(&ids));
+    (!ids.is_empty()).then(said)
 }
 
 /// That values are not stored as the nearest numbers of their type.
@@ -185,15 +198,18 @@ fn sentence(side: &str, graphs: &[(usize, &Labelled)], findings: &Findings) -> O
 /// Whether an arithmetic of an engine that brings no graph is coarser than f32.
 fn is_coarse(name: &str) -> bool {
     let of_attention = name == LLAMA_ATTENTION || ATTENTIONS.iter().any(|(known, _)| *known == name);
-    let of_products = of_name(name).is_some_and(|one| one == Operands::Rows || narrow(one).is_some());
+    let of_products = of_name(name)
+        .is_some_and(|one| matches!(one, Operands::Rows | Operands::Blocks(_)) || narrow(one).is_some());
     of_attention || of_products
 }
 
 /// The fault that a product with operands in a narrower type than others of its kind is; none where it stands for one of f32.
 fn narrow_product(name: &str) -> Option<&'static str> {
     let operands = of_name(name)?;
-    if operands == Operands::Rows {
-        return Some("activations in int8");
+    match operands {
+        Operands::Rows => return Some("activations in int8"),
+        Operands::Blocks(_) => return Some("activations in blocks of Q8_1"),
+        _ => {}
     }
     Some(match narrow(operands)? {
         Narrow::F16 => "precision.f16_operands",
@@ -214,7 +230,7 @@ pub fn weigh_precision(
 ) {
     let (narrow, all) = narrow_products(graphs, findings);
     let of_few = narrow.iter().filter(|_| 2 * narrow.len() < all).map(|(id, _)| *id);
-    let of_few = of_few.chain(narrow_attentions(findings));
+    let of_few = of_few.chain(narrow_attentions(findings)).chain(narrow_values(findings));
     let mut marked: HashMap<Checkpoint, bool> = of_few.map(|id| (id, false)).collect();
     let declared =
         declared.filter(|words| words.contains("kv=")).and_then(|words| words.parse::<Numerics>().ok());
@@ -272,6 +288,17 @@ fn coarser(side: &str, graphs: &[(usize, &Labelled)], findings: &Findings) -> Op
         if narrow.len() == 1 { "is" } else { "are" },
         shown.join(", ")
     ))
+}
+
+/// Nodes whose values only a narrower type explains that they were rounded to when they were recorded, where that of most others is f32:
+/// the last product of an engine that casts its logits.
+fn narrow_values(findings: &Findings) -> Vec<Checkpoint> {
+    let judged = || findings.nodes.iter().filter(|(_, one)| one.judged > 0 && one.is_healthy());
+    let is_narrow = |(_, one): &(&Checkpoint, &Finding)| {
+        !one.computed_in.is_empty() && one.computed_in.iter().all(|name| is_of_recording(name))
+    };
+    let narrow: Vec<Checkpoint> = judged().filter(is_narrow).map(|(id, _)| *id).collect();
+    if 2 * narrow.len() < judged().count() { narrow } else { Vec::new() }
 }
 
 /// Attentions that only a coarser arithmetic explains than most others: a mistake in one may be what a narrower type would round.

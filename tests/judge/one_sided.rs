@@ -107,6 +107,25 @@ fn a_mistake_in_such_a_product_is_found() {
     }
 }
 
+/// Engines that compute their logits in f32 leave the last weight as it is.
+#[test]
+fn the_last_weight_may_be_left_as_it_is() {
+    for (name, rounds) in [("f16", to_f16 as Rounds), ("bf16", to_bf16)] {
+        let computes = |id: Checkpoint, args: &Args<'_, f64>| {
+            let is_rounded = is_product(id) && id.kind() != Kind::Logits;
+            is_rounded.then(|| product(args, rounds, as_it_is))
+        };
+        let arithmetic = Arithmetic::EXACT;
+        let engine =
+            Engine { kept: Element::F32, computes: &computes, some: &|_| true, arithmetic, stores: |x| x };
+        let audited = engine.audited(QUANTISED, &[20]);
+        let said = format!(
+            "weights of matmuls other than the last of the recording are those of the file rounded to {name}"
+        );
+        assert!(audited.code == 0 && audited.notes.contains(&said), "{name}: {}", audited.notes);
+    }
+}
+
 /// Norms of PyTorch are cast to the type of a model; a bias that a kernel adds to its sums in f32 may be left as it is in the file.
 #[test]
 fn norms_may_be_rounded_as_they_are_loaded_and_biases_not() {

@@ -14,7 +14,7 @@ use parity_graph::{Id, fault};
 
 use super::unlike::BARELY;
 use super::{APART, Findings, Passes};
-use crate::audit::operands::{IN_ROWS, ON_CANDLE};
+use crate::audit::operands::IN_EIGHT_BITS;
 use crate::audit::storage_types::shown;
 use crate::audit::tokens::spread;
 use crate::audit::{Finding, Labelled, OF_EIGHT_BITS, exact, parts};
@@ -91,6 +91,10 @@ impl Passes<'_> {
             let sums = self.sums_in_f16(findings, off.of_sums)?;
             let most = sums.iter().map(|id| size(&findings.nodes[id])).fold(0.0, f64::max);
             (OF_SUMS, sums, most)
+        } else if is_eight_bits {
+            // What lies between nodes may be rounded in the rows of some steps, and not of others.
+            let (doubted, most) = self.of_such_activations(findings, OffAlike::default())?;
+            (OF_ACTIVATIONS, doubted, most)
         } else {
             return Ok(());
         };
@@ -312,5 +316,5 @@ fn is_like_them(finding: &Finding) -> bool {
 /// Whether a node is explained by activations in eight bits, and those of no llama.cpp.
 fn is_in_eight_bits(finding: &Finding) -> bool {
     let mut names = finding.computed_in.iter();
-    finding.judged > 0 && names.any(|name| [IN_ROWS.0, ON_CANDLE].contains(name))
+    finding.judged > 0 && names.any(|name| IN_EIGHT_BITS.contains(name))
 }

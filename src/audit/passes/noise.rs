@@ -75,7 +75,7 @@ impl Passes<'_> {
                 let one = &findings.nodes[&id];
                 let is_of_sums = id.layer_index().is_none() && size(one) <= self.most_of_sums(id);
                 let is_shown = !is_behind || is_of_sums || size(one) <= NEAR * shown;
-                if is_shown && beyond.each_is_random() && all.is_even() {
+                if is_shown && beyond.each_is_random() && all.is_even(&|_| true) {
                     noise.join(&all);
                     nodes.push(id);
                 }
@@ -96,13 +96,20 @@ impl Passes<'_> {
     /// Whether a node is off at random by itself.
     pub(super) fn is_noise(&self, finding: &Finding, id: Checkpoint) -> Result<bool> {
         let errors = self.errors_of(finding, id)?;
-        Ok(errors.is_some_and(|(all, beyond)| beyond.each_is_random() && all.is_even() && all.is_random()))
+        let is_noise = |(all, beyond): (Noise, Noise)| {
+            // Rows that come alone may be multiplied by another kernel than a prompt.
+            let are_even = [true, false].into_iter().all(|alone| all.is_even(&|row| row.alone == alone));
+            beyond.each_is_random() && are_even && all.is_random()
+        };
+        Ok(errors.is_some_and(is_noise))
     }
 
     /// What rows of a node are off by: some of all, with those that are beyond their bounds, and of these alone.
     fn errors_of(&self, finding: &Finding, id: Checkpoint) -> Result<Option<(Noise, Noise)>> {
         let all: BTreeSet<u32> =
             self.graphs.iter().flat_map(|(step, _)| self.steps.positions(*step)).collect();
+        let alone = self.graphs.iter().map(|(step, _)| self.steps.positions(*step));
+        let alone: BTreeSet<u32> = alone.filter(|step| step.len() == 1).flatten().collect();
         let Some(audit) = finding.audit() else { return Ok(None) };
         // What is wrong in a single row is in the one that is furthest off.
         let furthest = audit.local.worst.first().map(|position| *position as u32);
@@ -114,7 +121,9 @@ impl Passes<'_> {
         let inputs = rows.multiplied.as_ref().filter(|_| finding.bridged.is_empty()).unwrap_or(&rows.exact);
         let of = |is: &dyn Fn(&u32) -> bool| {
             let order = looked_at.iter().enumerate().filter(|(_, position)| is(position));
-            Noise::of(&errors, &rows.exact, inputs, &order.map(|(row, _)| row).collect::<Vec<usize>>())
+            let order: Vec<(usize, bool)> =
+                order.map(|(row, position)| (row, alone.contains(position))).collect();
+            Noise::of(&errors, &rows.exact, inputs, &order)
         };
         Ok(Some((of(&|_| true), of(&|position| beyond.contains(position)))))
     }
@@ -164,19 +173,30 @@ fn alike(
 struct Noise {
     /// Σ cos(e, e')·cos(x, x'), Σ cos²(x, x'), Σ cos(e, e') and the number of pairs of rows.
     pairs: [f64; 4],
-    /// Of each row cos²(e, y) of its errors with what is right there, how many of its values are off as a share of all, and how
-    /// far off it is, relative.
-    rows: Vec<[f64; 3]>,
+    rows: Vec<Row>,
+}
+
+/// What one row is off by.
+#[derive(Clone, Copy)]
+struct Row {
+    /// cos²(e, y) of its errors with what is right there.
+    along: f64,
+    /// How many of its values are off, as a share of all.
+    off: f64,
+    /// How far off it is, relative.
+    size: f64,
+    /// Whether it is the only one of its step.
+    alone: bool,
 }
 
 impl Noise {
     /// Of some rows of errors (T, n) of a node that is exactly `exact` (T, n), and a function of `inputs` (T, k).
-    fn of(errors: &Matrix<f64>, exact: &Matrix<f64>, inputs: &Matrix<f64>, some: &[usize]) -> Noise {
+    fn of(errors: &Matrix<f64>, exact: &Matrix<f64>, inputs: &Matrix<f64>, some: &[(usize, bool)]) -> Noise {
         let mut noise = Noise::default();
         let sizes = column_sizes(exact);
         let over = |row: &[f64]| row.iter().zip(&sizes).map(|(x, size)| x / size).collect::<Vec<f64>>();
-        for (i, &a) in some.iter().enumerate() {
-            for &b in &some[..i] {
+        for (i, &(a, alone)) in some.iter().enumerate() {
+            for &(b, _) in &some[..i] {
                 let like = cosine(inputs.row(a), inputs.row(b));
                 if like.abs() < SAME {
                     let both = cosine(errors.row(a), errors.row(b));
@@ -191,26 +211,26 @@ impl Noise {
             let along = cosine(e, y).powi(2).min(cosine(&share_e, &share_y).powi(2));
             let off = spread_over(e).max(spread_over(&share_e));
             let size = |row: &[f64]| row.iter().map(|x| x * x).sum::<f64>();
-            noise.rows.push([along, off, (size(e) / size(y)).sqrt()]);
+            noise.rows.push(Row { along, off, size: (size(e) / size(y)).sqrt(), alone });
         }
         noise
     }
 
     fn join(&mut self, other: &Noise) {
         self.pairs.iter_mut().zip(other.pairs).for_each(|(sum, one)| *sum += one);
-        self.rows.extend(&other.rows);
+        self.rows.extend_from_slice(&other.rows);
     }
 
     /// Whether no row is a factor of what is right, nor off in a few values alone.
     fn each_is_random(&self) -> bool {
-        self.rows.iter().all(|[along, off, _]| *along <= RELATED_IN_ROW && *off >= FEW)
+        self.rows.iter().all(|row| row.along <= RELATED_IN_ROW && row.off >= FEW)
     }
 
-    /// Whether no row is much further off than the usual one.
-    fn is_even(&self) -> bool {
-        let mut sizes: Vec<f64> = self.rows.iter().map(|[.., size]| *size).collect();
+    /// Whether none of some rows is much further off than the usual one of them.
+    fn is_even(&self, is: &dyn Fn(&Row) -> bool) -> bool {
+        let mut sizes: Vec<f64> = self.rows.iter().filter(|row| is(row)).map(|row| row.size).collect();
         sizes.sort_by(f64::total_cmp);
-        sizes.last().is_some_and(|furthest| *furthest <= APART * sizes[sizes.len() / 2])
+        sizes.last().is_none_or(|furthest| *furthest <= APART * sizes[sizes.len() / 2])
     }
 
     /// Whether they have nothing in common, neither with each other nor with what they are a function of.

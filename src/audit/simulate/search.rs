@@ -39,7 +39,10 @@ pub fn simulate(
 ) -> Result<IndexMap<Checkpoint, Simulated>> {
     // Blocks of eight bits are no more f32 than other narrow operands are.
     let is_f32 = |one: &Arithmetic| {
-        let in_blocks = matches!(one.operands, Operands::VecDot | Operands::Candle | Operands::Rows);
+        let in_blocks = matches!(
+            one.operands,
+            Operands::VecDot | Operands::Candle | Operands::Rows | Operands::Blocks(_)
+        );
         storage_types::unit(one) <= UNIT_F32 && (!in_blocks || steps.declared().is_some())
     };
     let is_known = |one: &Arithmetic| is_f32(one) || kept != Storage::F32 || possible::declares_narrow(steps);

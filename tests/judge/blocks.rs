@@ -1,0 +1,122 @@
+//! Engines that took llama.cpp's kernels for CUDA, which multiply quantised weights with activations in blocks of Q8_1: none is
+//! accused, the answer says so, and a mistake beside them is found.
+
+use half::f16;
+use parity::arithmetic::Arithmetic;
+use parity::checkpoint::{Checkpoint, Kind};
+use parity::ops::Args;
+use parity_dump::Element;
+
+use crate::support::audited::Q4;
+use crate::support::graphs::foreign::Engine;
+use crate::support::program::Audited;
+use crate::support::samples::sample;
+
+/// What such products are called.
+const NAME: &str = "matmuls with activations in blocks of Q8_1";
+
+/// Which steps meet these kernels: all, or those of one row alone, as where a prompt is multiplied with decoded weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Steps {
+    All,
+    OfOneRow,
+}
+
+fn is_product(id: Checkpoint) -> bool {
+    use Kind::{AttnOut, FfnGate, FfnOut, FfnUp, KProj, Logits, QProj, VProj};
+    matches!(id.kind(), QProj | KProj | VProj | AttnOut | FfnGate | FfnUp | FfnOut | Logits)
+}
+
+/// Not what lies within modules.
+fn of_modules(id: Checkpoint) -> bool {
+    use Kind::{AttnCtx, AttnResidual, FfnAct, KRope, QRope};
+    !matches!(id.kind(), QRope | KRope | AttnCtx | AttnResidual | FfnAct)
+}
+
+/// 32 numbers as multiples of the largest over 127, halves away from zero, of a scale that is kept in f16.
+fn block(values: &[f64]) -> Vec<f64> {
+    let scale = values.iter().fold(0.0f32, |most, x| most.max((*x as f32).abs())) / 127.0;
+    let kept = f16::from_f32(scale).to_f64();
+    let quant = |x: &f64| if scale == 0.0 { 0.0 } else { f64::from((*x as f32 / scale).round()) };
+    values.iter().map(|x| quant(x) * kept).collect()
+}
+
+/// Rows x (T, I), in blocks where these are met, times a matrix (O, I).
+fn product(args: &Args<'_, f64>, steps: Steps) -> Vec<f64> {
+    let [_, _, tokens, outputs] = args.shape;
+    let (w, x) = (args.get(0).unwrap().values(), args.get(1).unwrap().values());
+    let meets = steps == Steps::All || tokens == 1;
+    let x: Vec<f64> = if meets { x.chunks(32).flat_map(block).collect() } else { x.into_owned() };
+    let k = x.len() / tokens;
+    let dot = |row: &[f64], output: usize| row.iter().zip(&w[output * k..]).map(|(x, w)| x * w).sum();
+    x.chunks(k).flat_map(|row| (0..outputs).map(move |output| dot(row, output))).collect()
+}
+
+/// What an audit says of such an engine; every third value of `spoiled` is off by a factor.
+fn judged(
+    (kept, meets): (Element, Steps),
+    (some, steps): (&dyn Fn(Checkpoint) -> bool, &[usize]),
+    spoiled: &str,
+) -> Audited {
+    let computes = |id: Checkpoint, args: &Args<'_, f64>| {
+        let mut values = is_product(id).then(|| product(args, meets))?;
+        if id.to_string() == spoiled {
+            values.iter_mut().step_by(3).for_each(|value| *value *= 1.5);
+        }
+        Some(values)
+    };
+    let arithmetic = Arithmetic::EXACT;
+    let engine = Engine { kept, computes: &computes, some, arithmetic, stores: |x| x };
+    engine.audited(Q4, steps)
+}
+
+#[test]
+fn activations_in_blocks_are_known() {
+    let kept = [Element::F32, Element::F16, Element::Bf16].into_iter();
+    let cases = kept.flat_map(|kept| [true, false].map(|whole| (kept, whole)));
+    let steps: [&[usize]; 2] = [&[20], &[8, 1, 1]];
+    let cases = cases.flat_map(|(kept, whole)| steps.map(|steps| (kept, whole, steps)));
+    for (kept, whole, steps) in sample("blocks", 4, cases) {
+        let some = |id: Checkpoint| whole || of_modules(id);
+        let audited = judged((kept, Steps::All), (&some, steps), "");
+        let said = format!("{kept:?}, {whole}, {steps:?}: {}", audited.reason());
+        assert!(audited.notes.contains(NAME), "{said}: {}", audited.notes);
+        // What f16 rounds of an activation that was not recorded moves its quants.
+        let may_be_open = !whole && kept != Element::F32;
+        assert!(
+            audited.code == 0 || may_be_open && audited.code == 2,
+            "{said}, {}",
+            audited.report["origins"]
+        );
+    }
+}
+
+/// What a prompt is multiplied with is another thing than what single rows are: where not all of it was recorded that is undecided.
+#[test]
+fn rows_that_come_alone_may_meet_other_kernels_than_a_prompt() {
+    let cases =
+        [Element::F32, Element::F16].into_iter().flat_map(|kept| [true, false].map(|whole| (kept, whole)));
+    for (kept, whole) in sample("blocks of single rows", 2, cases) {
+        let some = |id: Checkpoint| whole || of_modules(id);
+        let audited = judged((kept, Steps::OfOneRow), (&some, &[12, 1, 1, 1, 1]), "");
+        assert_ne!(audited.code, 1, "{kept:?}, {whole}: {}", audited.report["origins"]);
+    }
+}
+
+#[test]
+fn a_mistake_beside_such_blocks_is_found() {
+    let cases =
+        [Element::F32, Element::F16].into_iter().flat_map(|kept| [true, false].map(|whole| (kept, whole)));
+    for (kept, whole) in sample("beside blocks", 2, cases) {
+        let some = |id: Checkpoint| whole || of_modules(id);
+        for spoiled in ["blk.1.ffn_up", "blk.2.ffn_out"] {
+            let audited = judged((kept, Steps::All), (&some, &[20]), spoiled);
+            assert_eq!(
+                (audited.code, &audited.first[..]),
+                (1, spoiled),
+                "{kept:?}, {whole}: {}",
+                audited.reason()
+            );
+        }
+    }
+}
