@@ -140,18 +140,26 @@ fn nan(rows: &Rows<'_>) -> Option<String> {
 pub fn describe(rows: &Rows<'_>) -> String {
     let mut parts: Vec<String> = twin(rows).into_iter().collect();
     let (mut wrong, all) = (rows.wrong(), rows.count());
+    // What is computed across nodes that were not recorded has wide bounds, which hide others.
+    let is_across = rows.suspect.node.carried.iter().any(Option::is_some);
+    let are = |verb: &str| match is_across {
+        true => format!("{verb} further off than rounding explains"),
+        false => format!("{verb} wrong"),
+    };
     parts.push(match wrong.len() {
         0 => "no value is wrong by itself, what many of them have in common is".to_owned(),
         1 if all == 1 => "the only row is wrong".to_owned(),
-        1 => format!("1 of {all} rows is wrong (position {})", rows.spell(&wrong)),
+        1 => format!("1 of {all} rows {} (position {})", are("is"), rows.spell(&wrong)),
         n if n == all => format!("all {all} rows are wrong"),
-        n => format!("{n} of {all} rows are wrong (positions {})", rows.spell(&wrong)),
+        n => format!("{n} of {all} rows {} (positions {})", are("are"), rows.spell(&wrong)),
     });
     if wrong.is_empty() {
         wrong = (0..all).collect();
     }
-    parts.extend(columns(rows, &wrong));
-    parts.extend(heads(rows, &wrong));
+    let places: Vec<String> = [columns(rows, &wrong), heads(rows, &wrong)].into_iter().flatten().collect();
+    let may_be_more = is_across && (wrong.len() < all || !places.is_empty());
+    parts.extend(places);
+    parts.extend(may_be_more.then(|| "others may be wrong by less".to_owned()));
     let error = Error::new(rows, &wrong);
     if let Some(share) = error.rank_one().filter(|share| *share > RANK_ONE) {
         parts.push(format!("the error has rank 1 ({:.2} % of it)", 100.0 * share));
