@@ -266,13 +266,17 @@ fn a_single_bug_is_never_taken_for_other_weights() {
     for spec in sample("mistakes", 4, bugs) {
         let (_folder, dump) = kept(&tiny(), VOCAB_TINY, 12, &["--inject", spec]);
         let (code, report) = audit(&dump, false, &tiny());
-        assert_eq!(code, 1, "{spec}");
+        // All layers alike is an arithmetic, and told as one.
+        let is_arithmetic = spec == "linear.bf16_input@0..3";
+        let notes = report["notes"].to_string();
+        assert_eq!(code, i32::from(!is_arithmetic), "{spec}: {notes}");
+        assert!(!is_arithmetic || notes.contains("matmuls with activations in bf16"), "{spec}: {notes}");
         assert!(
             !report["reason"].as_str().unwrap_or_default().contains(SAID),
             "{spec}: {}",
             report["reason"]
         );
-        assert!(report["first_divergence"]["checkpoint"].is_string(), "{spec}");
+        assert_eq!(report["first_divergence"]["checkpoint"].is_string(), !is_arithmetic, "{spec}");
     }
 }
 
