@@ -93,17 +93,25 @@ pub fn distance(
 const FEW: usize = 2;
 /// Squared distances that are this near each other are those of the mistake, which both leave.
 const ALIKE: f64 = 1.0 / 16.0;
+/// One of so many elements is a mistake in a few at most.
+const SOME: usize = 4;
 
 /// Whether an arithmetic comes nearer to what was recorded than another, by how many elements each leaves unexplained, and its
 /// squared distance. Of several that do not explain a node the one that comes nearest is shown: what explains all but one row
 /// of it, however far that is off. Where either leaves most elements unexplained, how many fall within a bound by chance says
 /// nothing.
-pub fn is_nearer((ours, own): (usize, f64), (theirs, other): (usize, f64)) -> bool {
+pub fn is_nearer(
+    (ours, own): (usize, f64),
+    (theirs, other): (usize, f64),
+    elements: &dyn Fn() -> usize,
+) -> bool {
+    let are_alike = || ours != theirs && (own - other).abs() <= ALIKE * own.min(other);
+    let are_few = || SOME * ours.max(theirs) <= elements();
     match (ours, theirs) {
         (ours, theirs) if FEW * ours < theirs => true,
         (ours, theirs) if FEW * theirs < ours => false,
-        // Which is nearer to a mistake is chance; what either leaves beside it is not.
-        (ours, theirs) if ours != theirs && (own - other).abs() <= ALIKE * own.min(other) => ours < theirs,
+        // Which is nearer to a mistake in a few elements is chance; what either leaves beside them is not.
+        (ours, theirs) if are_alike() && are_few() => ours < theirs,
         // The distance decides, and not its share of a bound, which is wider in one arithmetic than in another.
         _ => own < other,
     }

@@ -191,6 +191,7 @@ pub(super) fn judge_each(
     tried: &[Hypothesis],
 ) -> Result<Held, Unknown> {
     let mut best: Option<Held> = None;
+    let elements = || (0..recorded.len()).filter(|i| (sight.looked_at)(*i)).count();
     for Hypothesis { name, arithmetic } in tried {
         let narrowed = Narrowed::of(&rule.op, args, arithmetic);
         let carried = narrowed.carried(&rule.op, args, arithmetic, sight.carried);
@@ -215,7 +216,7 @@ pub(super) fn judge_each(
             continue;
         }
         let by = |held: &Held| (held.beyond.len(), held.squares[0]);
-        if best.as_ref().is_none_or(|best| is_nearer(by(&held), by(best))) {
+        if best.as_ref().is_none_or(|best| is_nearer(by(&held), by(best), &elements)) {
             best = Some(Held { arithmetic: None, computed_in: None, ..held });
         }
     }
