@@ -142,6 +142,9 @@ fn unrounded_head(
             let is_head = |source: Id| Name::of(&graph.get(source).name).part == part;
             *op == Op::MulMat && graph.sources(id).any(is_head)
         });
+        if head.is_empty() {
+            continue;
+        }
         let filed = errors(steps, graphs, gguf, &head)?;
         if compared((steps, graphs, gguf), &filed, rounded, (&head, LEFT))?.is_denied() {
             return Ok(Some(part));
@@ -322,9 +325,7 @@ fn errors(
     gguf: &Gguf,
     nodes: &[Sampled],
 ) -> Result<Vec<Option<f64>>> {
-    let square = |rows: Exact| -> f64 {
-        rows.recorded.data.iter().zip(&rows.exact.data).map(|(a, b)| (a - b).powi(2)).sum()
-    };
+    let square = |rows: Exact| -> f64 { rows.errors().data.iter().map(|error| error.powi(2)).sum() };
     let error = |(id, positions): &Sampled| -> Result<Option<f64>> {
         Ok(exact(steps, graphs, gguf, *id, positions)?.map(square).filter(|square| square.is_finite()))
     };

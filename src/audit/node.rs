@@ -158,6 +158,13 @@ pub struct Sight<'a> {
     pub row: Option<usize>,
 }
 
+impl Sight<'_> {
+    /// How many of so many elements were recorded.
+    pub fn count(&self, of: usize) -> usize {
+        (0..of).filter(|i| (self.looked_at)(*i)).count()
+    }
+}
+
 /// Holds a recorded result, contiguous in the shape of `args`, to its rule, under the first of `tried` that explains
 /// it.
 ///
@@ -191,7 +198,7 @@ pub(super) fn judge_each(
     tried: &[Hypothesis],
 ) -> Result<Held, Unknown> {
     let mut best: Option<Held> = None;
-    let elements = || (0..recorded.len()).filter(|i| (sight.looked_at)(*i)).count();
+    let elements = || sight.count(recorded.len());
     for Hypothesis { name, arithmetic } in tried {
         let narrowed = Narrowed::of(&rule.op, args, arithmetic);
         let carried = narrowed.carried(&rule.op, args, arithmetic, sight.carried);

@@ -120,8 +120,7 @@ impl<'s, 'a> Trial<'s, 'a> {
             let on_all = || self.base(at).map(|(_, base)| (self.beyond(base), self.beside(base).0));
             Some((at, on_sample.map(|left| (0, left)).or_else(on_all)?))
         };
-        let looked_at = self.suspect.sight.looked_at;
-        let elements = || (0..self.suspect.recorded.len()).filter(|i| looked_at(*i)).count();
+        let elements = || self.suspect.sight.count(self.suspect.recorded.len());
         let nearer = |a: (usize, _), b: (usize, _)| if is_nearer(b.1, a.1, &elements) { b } else { a };
         (0..=self.others.len()).filter_map(left).reduce(nearer).map_or(0, |(at, _)| at)
     }

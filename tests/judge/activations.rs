@@ -8,7 +8,7 @@ use parity::ops::Args;
 use parity_dump::Element;
 
 use crate::support::edited::MODEL;
-use crate::support::graphs::foreign::Engine;
+use crate::support::graphs::foreign::{Engine, is_product, of_modules};
 use crate::support::program::Audited;
 use crate::support::samples::sample;
 
@@ -62,18 +62,8 @@ fn in_f16(row: &[f64], weights: &[f64]) -> f64 {
     fours.fold(0.0, |sum, (row, weights)| f16::from_f64(sum + exactly(row, weights)).to_f64())
 }
 
-fn is_product(id: Checkpoint) -> bool {
-    use Kind::{AttnOut, FfnGate, FfnOut, FfnUp, KProj, Logits, QProj, VProj};
-    matches!(id.kind(), QProj | KProj | VProj | AttnOut | FfnGate | FfnUp | FfnOut | Logits)
-}
-
 fn is_of_feed_forward(id: Checkpoint) -> bool {
     matches!(id.kind(), Kind::FfnGate | Kind::FfnUp | Kind::FfnOut)
-}
-
-fn of_modules(id: Checkpoint) -> bool {
-    use Kind::{AttnCtx, AttnResidual, FfnAct, KRope, QRope};
-    !matches!(id.kind(), QRope | KRope | AttnCtx | AttnResidual | FfnAct)
 }
 
 /// What an audit says of an engine whose products are these, and whose values of one node are off by a factor.

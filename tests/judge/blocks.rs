@@ -3,34 +3,27 @@
 
 use half::f16;
 use parity::arithmetic::Arithmetic;
-use parity::checkpoint::{Checkpoint, Kind};
+use parity::checkpoint::Checkpoint;
 use parity::ops::Args;
 use parity_dump::Element;
 
 use crate::support::audited::Q4;
-use crate::support::graphs::foreign::Engine;
+use crate::support::graphs::foreign::{Engine, is_product, of_modules, product as times};
 use crate::support::program::Audited;
 use crate::support::samples::sample;
 
 /// What such products are called.
 const NAME: &str = "matmuls with activations in blocks of Q8_1";
 
+/// What values are kept in, and whether all nodes were recorded.
+const CASES: [(Element, bool); 4] =
+    [(Element::F32, true), (Element::F32, false), (Element::F16, true), (Element::F16, false)];
+
 /// Which steps meet these kernels: all, or those of one row alone, as where a prompt is multiplied with decoded weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Steps {
     All,
     OfOneRow,
-}
-
-fn is_product(id: Checkpoint) -> bool {
-    use Kind::{AttnOut, FfnGate, FfnOut, FfnUp, KProj, Logits, QProj, VProj};
-    matches!(id.kind(), QProj | KProj | VProj | AttnOut | FfnGate | FfnUp | FfnOut | Logits)
-}
-
-/// Not what lies within modules.
-fn of_modules(id: Checkpoint) -> bool {
-    use Kind::{AttnCtx, AttnResidual, FfnAct, KRope, QRope};
-    !matches!(id.kind(), QRope | KRope | AttnCtx | AttnResidual | FfnAct)
 }
 
 /// 32 numbers as multiples of the largest over 127, halves away from zero, of a scale that is kept in f16.
@@ -43,13 +36,10 @@ fn block(values: &[f64]) -> Vec<f64> {
 
 /// Rows x (T, I), in blocks where these are met, times a matrix (O, I).
 fn product(args: &Args<'_, f64>, steps: Steps) -> Vec<f64> {
-    let [_, _, tokens, outputs] = args.shape;
     let (w, x) = (args.get(0).unwrap().values(), args.get(1).unwrap().values());
-    let meets = steps == Steps::All || tokens == 1;
+    let meets = steps == Steps::All || args.shape[2] == 1;
     let x: Vec<f64> = if meets { x.chunks(32).flat_map(block).collect() } else { x.into_owned() };
-    let k = x.len() / tokens;
-    let dot = |row: &[f64], output: usize| row.iter().zip(&w[output * k..]).map(|(x, w)| x * w).sum();
-    x.chunks(k).flat_map(|row| (0..outputs).map(move |output| dot(row, output))).collect()
+    times(args, &w, &x)
 }
 
 /// What an audit says of such an engine; every third value of `spoiled` is off by a factor.
@@ -94,9 +84,7 @@ fn activations_in_blocks_are_known() {
 /// What a prompt is multiplied with is another thing than what single rows are: where not all of it was recorded that is undecided.
 #[test]
 fn rows_that_come_alone_may_meet_other_kernels_than_a_prompt() {
-    let cases =
-        [Element::F32, Element::F16].into_iter().flat_map(|kept| [true, false].map(|whole| (kept, whole)));
-    for (kept, whole) in sample("blocks of single rows", 2, cases) {
+    for (kept, whole) in sample("blocks of single rows", 2, CASES) {
         let some = |id: Checkpoint| whole || of_modules(id);
         let audited = judged((kept, Steps::OfOneRow), (&some, &[12, 1, 1, 1, 1]), "");
         assert_ne!(audited.code, 1, "{kept:?}, {whole}: {}", audited.report["origins"]);
@@ -105,9 +93,7 @@ fn rows_that_come_alone_may_meet_other_kernels_than_a_prompt() {
 
 #[test]
 fn a_mistake_beside_such_blocks_is_found() {
-    let cases =
-        [Element::F32, Element::F16].into_iter().flat_map(|kept| [true, false].map(|whole| (kept, whole)));
-    for (kept, whole) in sample("beside blocks", 2, cases) {
+    for (kept, whole) in sample("beside blocks", 2, CASES) {
         let some = |id: Checkpoint| whole || of_modules(id);
         for spoiled in ["blk.1.ffn_up", "blk.2.ffn_out"] {
             let audited = judged((kept, Steps::All), (&some, &[20]), spoiled);

@@ -6,8 +6,9 @@ use parity::engine::op_by_op::compute;
 use parity::ops::{Args, Strided, rule};
 use parity_graph::Op;
 
-use crate::mixed::{audited_in_f32, is_product, of_modules};
+use crate::mixed::{audited_in_f32, of_modules};
 use crate::precision::product;
+use crate::support::graphs::foreign::is_product;
 use crate::support::program::Audited;
 use crate::support::samples::sample;
 

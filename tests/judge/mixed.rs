@@ -15,7 +15,7 @@ use crate::copies::over_rounded;
 use crate::emulated::Evidence;
 use crate::precision::{product, tf32};
 use crate::support::edited::MODEL;
-use crate::support::graphs::foreign::Engine;
+use crate::support::graphs::foreign::{Engine, is_product};
 use crate::support::graphs::record::Mistake;
 use crate::support::program::{Audited, audit};
 use crate::support::samples::sample;
@@ -70,11 +70,6 @@ pub fn audited_in_f32(
     let dump = folder.path().join("dump");
     engine.record_steps(Path::new(MODEL), steps, &dump);
     audit(&dump, Path::new(MODEL), &[&["--allow-missing"], more].concat())
-}
-
-pub fn is_product(id: Checkpoint) -> bool {
-    use Kind::{AttnOut, FfnGate, FfnOut, FfnUp, KProj, Logits, QProj, VProj};
-    matches!(id.kind(), QProj | KProj | VProj | AttnOut | FfnGate | FfnUp | FfnOut | Logits)
 }
 
 fn of_queries_keys_and_values(id: Checkpoint, _: usize) -> bool {

@@ -8,7 +8,7 @@ use parity::ops::Args;
 use parity_dump::Element;
 
 use crate::support::edited;
-use crate::support::graphs::foreign::Engine;
+use crate::support::graphs::foreign::{Engine, is_product, of_modules, product as times};
 use crate::support::program::Audited;
 use crate::support::samples::sample;
 
@@ -39,27 +39,13 @@ const SIDES: [(&str, Rounds, Rounds); 4] = [
     ("weights of matmuls of the recording are those of the file rounded to bf16", to_bf16, as_it_is),
 ];
 
-fn is_product(id: Checkpoint) -> bool {
-    use Kind::{AttnOut, FfnGate, FfnOut, FfnUp, KProj, Logits, QProj, VProj};
-    matches!(id.kind(), QProj | KProj | VProj | AttnOut | FfnGate | FfnUp | FfnOut | Logits)
-}
-
-/// Not what lies within modules.
-fn of_modules(id: Checkpoint) -> bool {
-    use Kind::{AttnCtx, AttnResidual, FfnAct, KRope, QRope};
-    !matches!(id.kind(), QRope | KRope | AttnCtx | AttnResidual | FfnAct)
-}
-
 /// Rows x (T, I) times a matrix (O, I), each side, which is in f32, rounded.
 fn product(args: &Args<'_, f64>, weights: Rounds, activations: Rounds) -> Vec<f64> {
     let rounded = |slot: usize, rounds: Rounds| -> Vec<f64> {
         args.get(slot).unwrap().values().iter().map(|x| rounds(*x)).collect()
     };
     let (w, x) = (rounded(0, weights), rounded(1, activations));
-    let [_, _, tokens, outputs] = args.shape;
-    let k = x.len() / tokens;
-    let dot = |row: &[f64], output: usize| row.iter().zip(&w[output * k..]).map(|(x, w)| x * w).sum();
-    x.chunks(k).flat_map(|row| (0..outputs).map(move |output| dot(row, output))).collect()
+    times(args, &w, &x)
 }
 
 /// What an audit says of an engine of such products; every third value of `spoiled` is off by a factor.

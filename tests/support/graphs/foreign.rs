@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use parity::arithmetic::Arithmetic;
-use parity::checkpoint::Checkpoint;
+use parity::checkpoint::{Checkpoint, Kind};
 use parity::engine::op_by_op::Machine;
 use parity::gguf::Gguf;
 use parity::model::builders::{Cache, Shape, build, inputs};
 use parity::numerics::Storage;
+use parity::ops::Args;
 use parity_dump::Element;
 
 use super::super::program::{Audited, audit};
@@ -67,4 +68,24 @@ impl Engine<'_> {
         }
         writer.finish().unwrap();
     }
+}
+
+/// Whether a node is a product with a weight.
+pub fn is_product(id: Checkpoint) -> bool {
+    use Kind::{AttnOut, FfnGate, FfnOut, FfnUp, KProj, Logits, QProj, VProj};
+    matches!(id.kind(), QProj | KProj | VProj | AttnOut | FfnGate | FfnUp | FfnOut | Logits)
+}
+
+/// Whether it does not lie within a module.
+pub fn of_modules(id: Checkpoint) -> bool {
+    use Kind::{AttnCtx, AttnResidual, FfnAct, KRope, QRope};
+    !matches!(id.kind(), QRope | KRope | AttnCtx | AttnResidual | FfnAct)
+}
+
+/// Rows x (T, I) times a matrix w (O, I), summed in f64, in the shape of a product.
+pub fn product(args: &Args<'_, f64>, w: &[f64], x: &[f64]) -> Vec<f64> {
+    let [_, _, tokens, outputs] = args.shape;
+    let k = x.len() / tokens;
+    let dot = |row: &[f64], output: usize| row.iter().zip(&w[output * k..]).map(|(x, w)| x * w).sum();
+    x.chunks(k).flat_map(|row| (0..outputs).map(move |output| dot(row, output))).collect()
 }
