@@ -2,7 +2,7 @@
 
 use super::attentions::{ATTENTIONS, LLAMA_ATTENTION, name_of_cache};
 use super::node::{IN_F32, ON_CPU};
-use super::operands::{IN_BLOCKS, IN_ROWS, ON_CANDLE, narrow, of_name};
+use super::operands::{IN_BLOCKS, IN_ROWS, IN_TILES, ON_CANDLE, narrow, of_name};
 use super::storage_types::{IN_BETTER, IN_HALF, name_of_copies, readings};
 use crate::numerics::Storage;
 use crate::ops::bound::{UNIT_BF16, UNIT_F16, UNIT_F32, storage_unit, unit_of};
@@ -27,7 +27,7 @@ pub fn coarseness(name: &str) -> Option<f64> {
         }
         // A row's scale is that of its largest value.
         name if name == IN_ROWS.0 => Some(UNIT_BF16),
-        name if name == IN_BLOCKS.0 => Some(UNIT_F16),
+        name if [IN_BLOCKS.0, IN_TILES.0].contains(&name) => Some(UNIT_F16),
         _ => None,
     })
 }

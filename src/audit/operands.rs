@@ -55,8 +55,12 @@ pub const IN_ROWS: (&str, Operands) =
 pub const IN_BLOCKS: (&str, Operands) =
     ("matmuls with activations in blocks of Q8_1", Operands::Blocks(Integers::Few));
 
+/// The same by those for many rows, which keep the sum of a block before it is rounded, or its scale in f32.
+pub const IN_TILES: (&str, Operands) =
+    ("matmuls with activations in blocks of Q8_1, in tiles", Operands::Blocks(Integers::Many));
+
 /// Products whose activations are rounded to eight bits, in forms that no list of types has.
-pub const IN_EIGHT_BITS: [&str; 3] = [IN_ROWS.0, IN_BLOCKS.0, ON_CANDLE];
+pub const IN_EIGHT_BITS: [&str; 4] = [IN_ROWS.0, IN_BLOCKS.0, IN_TILES.0, ON_CANDLE];
 
 /// f32 but for the operands of products, attention as one node left out.
 pub fn products(narrow: Narrow) -> Arithmetic {
@@ -66,7 +70,7 @@ pub fn products(narrow: Narrow) -> Arithmetic {
 /// All that an engine may round the operands of its products to, by name; what was `declared` holds.
 pub fn rounded(declared: Option<Numerics>) -> impl Iterator<Item = (&'static str, Operands)> {
     let both = operands(declared).into_iter().map(|(name, narrow)| (name, Operands::Both(narrow)));
-    both.chain([IN_ROWS, IN_BLOCKS].into_iter().chain(ONE_SIDED).filter(move |_| declared.is_none()))
+    both.chain([IN_ROWS, IN_BLOCKS, IN_TILES].into_iter().chain(ONE_SIDED).filter(move |_| declared.is_none()))
 }
 
 /// The type that both sides of a product are rounded to, or the one that is.
@@ -91,7 +95,7 @@ pub fn in_narrow(
     args: &Args<'_, f64>,
     [narrow, stored]: [Arithmetic; 2],
 ) -> impl Iterator<Item = Hypothesis> {
-    let all = [(IN_ROWS, narrow), (IN_BLOCKS, stored)].into_iter();
+    let all = [(IN_ROWS, narrow), (IN_BLOCKS, stored), (IN_TILES, stored)].into_iter();
     let all = all.filter(|((_, one), _)| meets(*one, args));
     all.map(|((name, operands), kept)| Hypothesis { name, arithmetic: Arithmetic { operands, ..kept } })
 }

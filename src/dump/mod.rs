@@ -112,6 +112,11 @@ pub trait Recording: Sync {
     /// Shape of one token row, e.g. [H, E].
     fn row_shape(&self, checkpoint: Checkpoint) -> Vec<usize>;
 
+    /// Whether what was recorded of it is kept in f32: numbers of a narrower type are those of its producer then.
+    fn is_in_f32(&self, _checkpoint: Checkpoint) -> bool {
+        true
+    }
+
     /// What is known of a checkpoint that was only printed, step by step.
     fn seen(&self, _checkpoint: Checkpoint) -> &[SeenPart] {
         &[]
@@ -176,6 +181,10 @@ impl Recording for Dump {
 
     fn row_shape(&self, checkpoint: Checkpoint) -> Vec<usize> {
         self.get(checkpoint).map_or(Vec::new(), parity_dump::Recorded::row_shape)
+    }
+
+    fn is_in_f32(&self, checkpoint: Checkpoint) -> bool {
+        self.get(checkpoint).is_some_and(parity_dump::Recorded::is_in_f32)
     }
 
     fn seen(&self, checkpoint: Checkpoint) -> &[SeenPart] {

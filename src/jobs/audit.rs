@@ -107,7 +107,7 @@ pub fn judged(dump: &Dump, by: &ByGraph<'_>, options: &Options) -> Result<Report
     report.notes.extend(left_out("the dump", &unseen, &Recording::checkpoints(dump), &[]));
     report.notes.extend(not_looked_at("the dump", &Recording::checkpoints(dump), &all));
     report.notes.extend(notes("the recording", &graphs, &findings, judged.declared()));
-    weigh_precision(&mut report, &graphs, &findings, dump.manifest().producer.numerics.as_deref());
+    weigh_precision(&mut report, &graphs, &findings, dump);
     by.weigh_wiring(&[(Whose::Recorded, &own)], &mut report);
     // The rows that a graph brought along has are those that were computed.
     let built = all.iter().copied().filter(|id| own.are_built() && shown(*id));

@@ -254,7 +254,7 @@ pub fn judged(
     report.notes.extend(notes(candidate, reference, Some(by.gguf).filter(|_| !options.no_text)));
     report.notes.extend(not_compared(&comparisons, "such were judged by themselves"));
     report.details = pictures(sides, &asked, options);
-    weigh_precision(&mut report, &ours_side.graphs.steps(), ours, candidate.producer().numerics.as_deref());
+    weigh_precision(&mut report, &ours_side.graphs.steps(), ours, candidate);
     weigh_claims(&mut report, sides, by, [own.as_ref().ok(), other.as_ref().ok()]);
     refuse_gaps(&mut report, &gaps, *allow_missing);
     refuse_incomparable(&mut report, &gaps, [ours, theirs], &comparisons);

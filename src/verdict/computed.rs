@@ -12,9 +12,10 @@ use crate::audit::{
     is_as_f16, is_of_recording, name_of_cache, narrow, of_name,
 };
 use crate::checkpoint::{Checkpoint, Kind};
+use crate::dump::Recording;
 use crate::engine::op_by_op::dtype;
 use crate::gguf::Loaded;
-use crate::numerics::{Numerics, Storage};
+use crate::numerics::{Numerics, Products, Storage};
 use crate::ops::bound::storage_unit;
 use crate::report::words::{count, number};
 use crate::report::{CheckpointVerdict, FirstDivergence, Report};
@@ -219,23 +220,25 @@ fn narrow_product(name: &str) -> Option<&'static str> {
     })
 }
 
-/// Marks what only a coarser arithmetic explains than the candidate's producer `declared` in words, or than most others of
-/// its class show. What was declared and is not so is a divergence. Engines that say `f32` and no more mean what they compute
-/// with, and not what they cache.
+/// Marks what only a coarser arithmetic explains than the candidate's producer declares, or than most others of its class show.
+/// What was declared and is not so is a divergence. Engines that say `f32` and no more mean what they compute with, and not what they
+/// cache; numbers of a narrower type in a dump of f32 are what they computed.
 pub fn weigh_precision(
     report: &mut Report,
     graphs: &[(usize, &Labelled)],
     findings: &Findings,
-    declared: Option<&str>,
+    candidate: &dyn Recording,
 ) {
+    let words = candidate.producer().numerics.as_deref().unwrap_or_default();
+    let declared = words.parse::<Numerics>().ok().filter(|numerics| numerics.eight_bits.is_none());
+    let is_plain = |numerics: Numerics| (numerics.storage, numerics.products) == (Storage::F32, Products::F32);
+    let values = declared.is_some_and(is_plain);
     let (narrow, all) = narrow_products(graphs, findings);
     let of_few = narrow.iter().filter(|_| 2 * narrow.len() < all).map(|(id, _)| *id);
-    let of_few = of_few.chain(narrow_attentions(findings)).chain(narrow_values(findings));
-    let mut marked: HashMap<Checkpoint, bool> = of_few.map(|id| (id, false)).collect();
-    let declared =
-        declared.filter(|words| words.contains("kv=")).and_then(|words| words.parse::<Numerics>().ok());
-    let declared = declared.filter(|numerics| numerics.eight_bits.is_none());
-    let units = declared.map(|numerics| storage_unit(numerics.kv));
+    let of_few = of_few.chain(narrow_attentions(findings)).map(|id| (id, false));
+    let cast = narrow_values(findings).into_iter().map(|id| (id, values && candidate.is_in_f32(id)));
+    let mut marked: HashMap<Checkpoint, bool> = of_few.chain(cast).collect();
+    let units = declared.filter(|_| words.contains("kv=")).map(|numerics| storage_unit(numerics.kv));
     for id in &findings.order {
         let Some(finding) = findings.nodes.get(id).filter(|finding| finding.is_healthy()) else { continue };
         let caches = [Storage::F16, Storage::Bf16]

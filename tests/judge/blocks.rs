@@ -2,10 +2,12 @@
 //! accused, the answer says so, and a mistake beside them is found.
 
 use half::f16;
-use parity::arithmetic::Arithmetic;
+use parity::arithmetic::{Arithmetic, Integers, Operands};
 use parity::checkpoint::Checkpoint;
-use parity::ops::Args;
+use parity::engine::op_by_op::compute;
+use parity::ops::{Args, rule};
 use parity_dump::Element;
+use parity_graph::Op;
 
 use crate::support::audited::Q4;
 use crate::support::graphs::foreign::{Engine, is_product, of_modules, product as times};
@@ -19,11 +21,13 @@ const NAME: &str = "matmuls with activations in blocks of Q8_1";
 const CASES: [(Element, bool); 4] =
     [(Element::F32, true), (Element::F32, false), (Element::F16, true), (Element::F16, false)];
 
-/// Which steps meet these kernels: all, or those of one row alone, as where a prompt is multiplied with decoded weights.
+/// Which steps meet these kernels: all, or those of one row alone, as where a prompt is multiplied with decoded weights; or those
+/// of a prompt meet the ones for many rows, and a single row llama.cpp's on a CPU, as where weights lie in the memory of that.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Steps {
     All,
     OfOneRow,
+    InTiles,
 }
 
 /// 32 numbers as multiples of the largest over 127, halves away from zero, of a scale that is kept in f16.
@@ -36,6 +40,12 @@ fn block(values: &[f64]) -> Vec<f64> {
 
 /// Rows x (T, I), in blocks where these are met, times a matrix (O, I).
 fn product(args: &Args<'_, f64>, steps: Steps) -> Vec<f64> {
+    if steps == Steps::InTiles {
+        let tiles = Arithmetic { operands: Operands::Blocks(Integers::Many), ..Arithmetic::EXACT };
+        let arithmetic = if args.shape[2] == 1 { &Arithmetic::LLAMA_CPU } else { &tiles };
+        let args = Args { arithmetic, sources: args.sources.clone(), ..*args };
+        return compute(rule(&Op::MulMat).unwrap(), &args).unwrap();
+    }
     let (w, x) = (args.get(0).unwrap().values(), args.get(1).unwrap().values());
     let meets = steps == Steps::All || args.shape[2] == 1;
     let x: Vec<f64> = if meets { x.chunks(32).flat_map(block).collect() } else { x.into_owned() };
@@ -92,15 +102,24 @@ fn rows_that_come_alone_may_meet_other_kernels_than_a_prompt() {
 }
 
 #[test]
+fn prompts_may_be_multiplied_in_tiles() {
+    let audited = judged((Element::F32, Steps::InTiles), (&|_| true, &[20, 1, 1]), "");
+    let said = format!("{NAME}, in tiles");
+    assert!(audited.code == 0 && audited.notes.contains(&said), "{}: {}", audited.reason(), audited.notes);
+}
+
+#[test]
 fn a_mistake_beside_such_blocks_is_found() {
-    for (kept, whole) in sample("beside blocks", 2, CASES) {
+    let few = CASES.map(|(kept, whole)| (kept, whole, Steps::All)).into_iter();
+    let tiles = std::iter::once((Element::F32, true, Steps::InTiles));
+    for (kept, whole, met) in sample("beside blocks", 3, few.chain(tiles)) {
         let some = |id: Checkpoint| whole || of_modules(id);
         for spoiled in ["blk.1.ffn_up", "blk.2.ffn_out"] {
-            let audited = judged((kept, Steps::All), (&some, &[20]), spoiled);
+            let audited = judged((kept, met), (&some, &[20, 1]), spoiled);
             assert_eq!(
                 (audited.code, &audited.first[..]),
                 (1, spoiled),
-                "{kept:?}, {whole}: {}",
+                "{kept:?}, {whole}, {met:?}: {}",
                 audited.reason()
             );
         }

@@ -48,6 +48,11 @@ impl Recorded {
         self.rows.is_empty()
     }
 
+    /// Whether all of it lies in the dump as f32, the type that values of any engine fit in.
+    pub fn is_in_f32(&self) -> bool {
+        self.parts.iter().all(|part| part.element == Element::F32)
+    }
+
     /// Index of the row at `position`.
     pub fn find(&self, position: u32) -> Option<usize> {
         self.rows.binary_search_by_key(&position, |row| row.0).ok()

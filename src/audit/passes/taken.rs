@@ -79,6 +79,20 @@ impl Passes<'_> {
         Ok(())
     }
 
+    /// An engine whose attention comes in a narrow type in some steps may compute it in f32 in others, where another kernel meets single
+    /// rows: with operands rounded as any engine of f32 may round them.
+    pub(super) fn attends_in_both(&self, assumed: &mut Assumed, findings: &mut Findings) -> Result<()> {
+        let is_open =
+            |(id, finding): (&Checkpoint, &Finding)| attentions::attends(id.kind()) && finding.is_wrong();
+        if assumed.kept == Storage::F32 || !findings.nodes.iter().any(is_open) {
+            return Ok(());
+        }
+        let tried = Assumed { any_attention: None, ..assumed.clone() };
+        let taken = self.take(findings, assumed, &tried, attentions::LLAMA_ATTENTION)?;
+        assumed.any_attention.get_or_insert_default().extend(taken);
+        Ok(())
+    }
+
     /// Takes what is explained where something else is assumed of nodes that were not recorded, which is assumed from then
     /// on: of which kinds that is.
     pub(super) fn take(
