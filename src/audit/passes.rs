@@ -214,7 +214,7 @@ impl<'a> Passes<'a> {
         if assumed.kept != Storage::F32 {
             self.products(&mut assumed, &mut findings)?;
         }
-        self.attends_in_both(&mut assumed, &mut findings)?;
+        self.attends_in_both(&assumed, &mut findings)?;
         self.stored(&mut assumed, &mut findings)?;
         self.packed(&mut assumed, &mut findings, true)?;
         self.name(&assumed, &mut findings)?;

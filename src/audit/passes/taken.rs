@@ -81,15 +81,23 @@ impl Passes<'_> {
 
     /// An engine whose attention comes in a narrow type in some steps may compute it in f32 in others, where another kernel meets single
     /// rows: with operands rounded as any engine of f32 may round them.
-    pub(super) fn attends_in_both(&self, assumed: &mut Assumed, findings: &mut Findings) -> Result<()> {
-        let is_open =
-            |(id, finding): (&Checkpoint, &Finding)| attentions::attends(id.kind()) && finding.is_wrong();
-        if assumed.kept == Storage::F32 || !findings.nodes.iter().any(is_open) {
+    pub(super) fn attends_in_both(&self, assumed: &Assumed, findings: &mut Findings) -> Result<()> {
+        let kept = assumed.kept;
+        let comes_in_f32 = |id: Checkpoint, step: usize| {
+            self.steps.tensor(step, id).is_some_and(|recorded| !storage_types::holds(kept, &recorded.values))
+        };
+        let is_open = |(id, finding): &(&Checkpoint, &Finding)| {
+            let is_beyond = |step: usize| finding.is_beyond_in(&self.steps.positions(step));
+            let mut beyond = self.graphs.iter().map(|(step, _)| *step).filter(|step| is_beyond(*step));
+            attentions::attends(id.kind()) && finding.is_wrong() && beyond.all(|step| comes_in_f32(**id, step))
+        };
+        let open: HashSet<Checkpoint> = findings.nodes.iter().filter(is_open).map(|(id, _)| *id).collect();
+        if kept == Storage::F32 || open.is_empty() {
             return Ok(());
         }
-        let tried = Assumed { any_attention: None, ..assumed.clone() };
-        let taken = self.take(findings, assumed, &tried, attentions::LLAMA_ATTENTION)?;
-        assumed.any_attention.get_or_insert_default().extend(taken);
+        let any = Assumed { any_attention: None, ..assumed.clone() };
+        let found = self.run(&any, &|id| open.contains(&id))?;
+        findings.nodes.extend(found.nodes.into_iter().filter(|(_, finding)| finding.is_healthy()));
         Ok(())
     }
 
