@@ -164,7 +164,7 @@ impl Measured {
             some.iter().copied().filter(|token| (suspect.sight.looked_at)(token * inner)).collect();
         let recorded: Vec<f64> =
             there.iter().flat_map(|token| &suspect.recorded[token * inner..][..inner]).copied().collect();
-        let sight = Sight { looked_at: &|_| true, carried: &[], row: Some(inner) };
+        let sight = Sight { looked_at: &|_| true, carried: &[], row: Some(inner), norm: None };
         apart.with(&there, |args| Measured::on(suspect, rule, args, &recorded, &sight))
     }
 

@@ -6,6 +6,9 @@
 //! move it by their bounds in quadrature. Values that were recorded alike may have been rounded alike (heads that read one
 //! value, say): they count as one.
 //!
+//! What a norm carries that was not recorded is as independent, but for the scale of its row: an engine may round that too, and what it
+//! reads may have been rounded when it was recorded, which moves the scale by what single values have of the row's squares.
+//!
 //! A rotation leaves the length of a pair of channels as it is, so that along y errors of its angle do not count. Up to four
 //! roundings of a pair's length do for each of its values; those of its cosine and its sine all heads have in common.
 
@@ -18,7 +21,7 @@ use super::storage_types;
 use crate::numerics::Storage;
 use crate::ops::Args;
 use crate::ops::bound::{CONFIDENCE, storage_unit};
-use crate::ops::source::Data;
+use crate::ops::source::{Data, Source};
 
 /// What is known of the values of a node.
 pub struct Values<'a> {
@@ -30,19 +33,28 @@ pub struct Values<'a> {
     pub own: &'a [f64],
     /// What its sources carry: an error that values may have in common.
     pub carried: Option<&'a [f64]>,
+    /// What a norm is kept in that carries it, of which values have its scale in common alone.
+    pub norm: Option<Storage>,
 }
 
 /// Whether values are narrow, and it is known what the errors of a row have in common: not of softmax, attention,
 /// and factors of whole tensors.
-pub fn is_known(op: &Op, args: &Args<'_, f64>) -> bool {
+pub fn is_known(op: &Op, args: &Args<'_, f64>, norm: Option<Storage>) -> bool {
     let weight = |slot: usize| args.get(slot).filter(|source| matches!(source.data, Data::Weight(_)));
     let known = match op {
         Op::Add | Op::Swiglu | Op::Rope => true,
-        Op::Mul => (0..2).filter_map(weight).any(|weight| weight.shape()[3] > 1),
+        // A weight may have been rounded, and lie in memory then.
+        Op::Mul => (0..2).filter_map(|slot| args.get(slot)).any(is_of_columns),
         Op::MulMat => weight(0).is_some(),
         _ => false,
     };
-    known && kept(args) != Storage::F32
+    known && (kept(args) != Storage::F32 || norm.is_some())
+}
+
+/// Whether a source has a value for each column, which all rows meet.
+fn is_of_columns(source: &Source<'_, f64>) -> bool {
+    let [rest @ .., columns] = source.shape();
+    columns > 1 && rest == [1; 3]
 }
 
 fn kept(args: &Args<'_, f64>) -> Storage {
@@ -97,7 +109,10 @@ pub fn factors(op: &Op, args: &Args<'_, f64>, values: &Values<'_>, width: usize)
     let weights: Vec<f64> = values.exact.iter().zip(values.own).map(|(y, own)| weight(*y, *own)).collect();
     let of_sources = match op {
         Op::Rope => Some(of_angles(op, args, values.exact, &weights, width)),
-        _ => of_product(op, args, &weights),
+        _ => values
+            .norm
+            .map(|kept| of_norm(kept, args, values.exact, &weights, width))
+            .or_else(|| of_product(op, args, &weights)),
     };
     let rows = 0..values.exact.len().checked_div(width).unwrap_or(0);
     rows.map(|row| {
@@ -116,17 +131,22 @@ fn weight(y: f64, own: f64) -> f64 {
 
 /// Of one row; `of_sources` is what errors of its sources, which its values have in common, come to in quadrature.
 fn factor(values: &Values<'_>, weights: &[f64], row: Range<usize>, of_sources: f64) -> f64 {
-    let (mut common, mut carried) = (0.0, 0.0);
+    let (mut common, mut carried, mut squares) = (0.0, 0.0, of_sources * of_sources);
     let mut alike: Vec<(u64, f64)> = Vec::with_capacity(row.len());
     for i in row.filter(|i| weights[*i] != 0.0) {
         let (recorded, weight) = (values.recorded[i], weights[i]);
         common += (recorded - values.exact[i]) * weight;
-        carried += values.carried.map_or(0.0, |carried| carried[i]) * weight.abs();
+        let off = values.carried.map_or(0.0, |carried| carried[i]) * weight.abs();
+        if values.norm.is_some() {
+            squares += off * off
+        } else {
+            carried += off
+        }
         alike.push((recorded.abs().to_bits(), values.own[i] * weight.abs()));
     }
     alike.sort_by_key(|(bits, _)| *bits);
     let together = alike.chunk_by(|a, b| a.0 == b.0).map(|one| one.iter().map(|(_, off)| off).sum::<f64>());
-    let independent = together.map(|off| off * off).sum::<f64>() + of_sources * of_sources;
+    let independent = together.map(|off| off * off).sum::<f64>() + squares;
     match common.abs() {
         0.0 => 0.0,
         common => common / (CONFIDENCE * independent.sqrt() + carried),
@@ -138,6 +158,24 @@ fn of_product(op: &Op, args: &Args<'_, f64>, weights: &[f64]) -> Option<Vec<f64>
     let unit = storage_unit(args.arithmetic.recorded.filter(|_| *op == Op::MulMat)?);
     let problem = crate::ops::problem(op, args).ok()?;
     Some(problem.along(weights).into_iter().map(|along| unit * along).collect())
+}
+
+/// By row of a norm times a weight: what it comes to, by these weights, that its scale was rounded, and that the values it was made of
+/// were.
+fn of_norm(kept: Storage, args: &Args<'_, f64>, exact: &[f64], weights: &[f64], width: usize) -> Vec<f64> {
+    let unit = storage_unit(kept);
+    let shares = |row: &[f64]| {
+        let squares = row.iter().map(|x| x * x);
+        let [second, fourth] = [1, 2].map(|power| squares.clone().map(|x| x.powi(power)).sum::<f64>());
+        if second > 0.0 { fourth.sqrt() / second } else { 0.0 }
+    };
+    let norm = args.get(0).map(|source| source.values()).unwrap_or_default();
+    let rows = exact.chunks(width.max(1)).zip(weights.chunks(width.max(1))).zip(norm.chunks(width.max(1)));
+    let of = |((exact, weights), norm): ((&[f64], &[f64]), &[f64])| {
+        let factor = unit / CONFIDENCE + unit * shares(norm);
+        factor * exact.iter().zip(weights).map(|(y, weight)| (y * weight).abs()).sum::<f64>()
+    };
+    rows.map(of).collect()
 }
 
 /// By row of a rotation: what it comes to, by these weights, that cosine and sine of each pair were rounded, for all heads

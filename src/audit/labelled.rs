@@ -7,8 +7,9 @@ use parity_graph::{Graph, Id, Leaf, Op, axis, label};
 
 use super::{Arrangement, Steps, Tensor};
 use crate::checkpoint::Checkpoint;
-use crate::engine::op_by_op::Program;
+use crate::engine::op_by_op::{Carried, Node, Program};
 use crate::error::Result;
+use crate::numerics::Storage;
 
 /// By node: the nodes that it reads, through whatever only moves values, and through memory that others write.
 pub type Reads = HashMap<Checkpoint, Vec<Checkpoint>>;
@@ -176,6 +177,18 @@ impl Labelled {
     pub(super) fn row_of(&self, id: Id) -> Option<usize> {
         let (axis, shape) = (self.axes.get(id).copied().flatten()?, self.program.graph.get(id).shape());
         (shape[..axis].iter().product::<usize>() == 1).then(|| shape[axis + 1..].iter().product())
+    }
+
+    /// What a norm is kept in that was not recorded, of values that were, where a node multiplies it with a weight: the narrow type
+    /// that each node is `kept` in.
+    pub(super) fn norm_before(&self, node: &Node<'_>, kept: &[Storage]) -> Option<Storage> {
+        let graph = &self.program.graph;
+        let is_such = |(slot, carried): (usize, &Option<Carried>)| {
+            let (id, carried) = graph.src(node.id, slot).zip(carried.as_ref())?;
+            (graph.get(id).op == Op::RmsNorm && carried.through == [id]).then_some(kept[id])
+        };
+        let norm = || node.carried.iter().enumerate().find_map(is_such);
+        (graph.get(node.id).op == Op::Mul).then(norm)?.filter(|kept| *kept != Storage::F32)
     }
 
     /// Arranges what was recorded of a node.

@@ -335,14 +335,13 @@ impl Auditor<'_> {
             (Err(unknown), _) => Err(unknown.clone()),
             (Ok(args), None) => Err(Unknown::no_rule(args.name, &tensor.op)),
             (Ok(args), Some(rule)) => {
-                let row = self.labelled.row_of(node.id);
-                let sight = Sight { looked_at, carried: &node.carried, row };
+                let (row, carried) = (self.labelled.row_of(node.id), &node.carried[..]);
+                let norm = self.labelled.norm_before(node, &self.kept);
+                let sight = Sight { looked_at, carried, row, norm };
                 let held = judge_sampled(rule, args, values, &sight, &tried, self.rows);
                 if let Ok(held) = &held {
                     let backend = tensor.backend.as_deref();
                     self.devices.note(checkpoint, backend, (rule, args), (values, &sight), held);
-                }
-                if let Ok(held) = &held {
                     self.name(node, checkpoint, args, (values, &sight), (held, &tried), arranged);
                 }
                 held

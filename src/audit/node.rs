@@ -156,13 +156,8 @@ pub struct Sight<'a> {
     pub carried: &'a [Option<Carried>],
     /// Elements of a token's row, which lie side by side; `None` where they do not.
     pub row: Option<usize>,
-}
-
-impl Sight<'_> {
-    /// How many of so many elements were recorded.
-    pub fn count(&self, of: usize) -> usize {
-        (0..of).filter(|i| (self.looked_at)(*i)).count()
-    }
+    /// What a norm that was not recorded is kept in, of values that were, where a weight meets it here.
+    pub norm: Option<Storage>,
 }
 
 /// Holds a recorded result, contiguous in the shape of `args`, to its rule, under the first of `tried` that explains
@@ -281,7 +276,7 @@ fn by_values(
     sight: &Sight<'_>,
 ) -> Result<Held, Unknown> {
     let (exact, mut bound) = computed(rule, args, recorded)?;
-    let width = sight.row.filter(|_| factor_of_row::is_known(&rule.op, args));
+    let width = sight.row.filter(|_| factor_of_row::is_known(&rule.op, args, sight.norm));
     let mut own = width.map(|_| bound.clone());
     storage_types::widen(rule, args, &exact, &mut bound);
     if let Some(own) = &mut own {
@@ -319,8 +314,8 @@ fn by_values(
         }
     }
     if let Some((width, own)) = width.zip(own) {
-        let values =
-            factor_of_row::Values { recorded, exact: &exact, own: &own, carried: carried.as_deref() };
+        let (carried, norm) = (carried.as_deref(), sight.norm);
+        let values = factor_of_row::Values { recorded, exact: &exact, own: &own, carried, norm };
         for (row, over) in factor_of_row::factors(&rule.op, args, &values, width).into_iter().enumerate() {
             if (sight.looked_at)(row * width) {
                 note(&mut held, row * width, over);

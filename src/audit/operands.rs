@@ -70,7 +70,9 @@ pub fn products(narrow: Narrow) -> Arithmetic {
 /// All that an engine may round the operands of its products to, by name; what was `declared` holds.
 pub fn rounded(declared: Option<Numerics>) -> impl Iterator<Item = (&'static str, Operands)> {
     let both = operands(declared).into_iter().map(|(name, narrow)| (name, Operands::Both(narrow)));
-    both.chain([IN_ROWS, IN_BLOCKS, IN_TILES].into_iter().chain(ONE_SIDED).filter(move |_| declared.is_none()))
+    both.chain(
+        [IN_ROWS, IN_BLOCKS, IN_TILES].into_iter().chain(ONE_SIDED).filter(move |_| declared.is_none()),
+    )
 }
 
 /// The type that both sides of a product are rounded to, or the one that is.

@@ -195,7 +195,7 @@ impl Waiting {
         let Some((axis, _)) = axes(&self.rule.op, &args) else { return };
         let recorded = double(&self.recorded);
         let row = Some(shape[axis + 1..].iter().product());
-        let sight = Sight { looked_at: &|_| true, carried: &[], row };
+        let sight = Sight { looked_at: &|_| true, carried: &[], row, norm: None };
         let tried = devices.likely(self.backend.as_deref(), &args, self.tried);
         let held = judge_sampled(self.rule, &args, &recorded, &sight, &tried, rows);
         match held {

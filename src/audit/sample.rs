@@ -20,6 +20,13 @@ use crate::engine::op_by_op::Unknown;
 use crate::numerics::Storage;
 use crate::ops::{Args, Rule};
 
+impl Sight<'_> {
+    /// How many of so many elements were recorded.
+    pub fn count(&self, of: usize) -> usize {
+        (0..of).filter(|i| (self.looked_at)(*i)).count()
+    }
+}
+
 /// Tokens of a product up to which all are judged: fewer are as cheap as screening them.
 const PRODUCTS_ALL: usize = 16;
 /// Tokens of a product up to which all are judged where its sums are bounded in any order: what they have in common is the

@@ -74,8 +74,7 @@ impl<'a> Suspect<'a> {
         carried: &[Option<Carried>],
         tried: &[Hypothesis],
     ) -> Option<Held> {
-        let Sight { looked_at, row, .. } = *self.sight;
-        judge(rule, args, self.recorded, &Sight { looked_at, carried, row }, tried).ok()
+        judge(rule, args, self.recorded, &Sight { carried, ..*self.sight }, tried).ok()
     }
 
     /// Whether an element was looked at, and is not of memory that the op never writes.

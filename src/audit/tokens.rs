@@ -142,7 +142,7 @@ impl<'b, 'a> Tokens<'b, 'a> {
                 Some(outputs) => recorded.extend(outputs.iter().map(|output| row[*output])),
             }
         }
-        let sight = Sight { looked_at: &|_| true, carried: &[], row: Some(own) };
+        let sight = Sight { looked_at: &|_| true, carried: &[], row: Some(own), norm: None };
         let mut held =
             self.with_outputs(some, outputs, |args| judge_each(self.rule, args, &recorded, &sight, tried))?;
         held.worst = whole(held.worst);

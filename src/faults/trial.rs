@@ -196,7 +196,7 @@ impl<'s, 'a> Trial<'s, 'a> {
                 return Some(None);
             }
             let (rule, args) = (rule(rewritten.op())?, rewritten.args(args));
-            let sight = Sight { looked_at: sight.looked_at, carried: &carried, row: None };
+            let sight = Sight { carried: &carried, row: None, ..*sight };
             let backend = node.program.graph.get(node.id).backend.as_deref();
             let fits = |held: &Held| self.suspect.is_explained(held);
             let held = judge(rule, &args, recorded, &sight, &hypotheses(&rule.op, backend, &args)).ok()?;

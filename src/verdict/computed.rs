@@ -231,7 +231,8 @@ pub fn weigh_precision(
 ) {
     let words = candidate.producer().numerics.as_deref().unwrap_or_default();
     let declared = words.parse::<Numerics>().ok().filter(|numerics| numerics.eight_bits.is_none());
-    let is_plain = |numerics: Numerics| (numerics.storage, numerics.products) == (Storage::F32, Products::F32);
+    let is_plain =
+        |numerics: Numerics| (numerics.storage, numerics.products) == (Storage::F32, Products::F32);
     let values = declared.is_some_and(is_plain);
     let (narrow, all) = narrow_products(graphs, findings);
     let of_few = narrow.iter().filter(|_| 2 * narrow.len() < all).map(|(id, _)| *id);

@@ -71,6 +71,11 @@ fn logits_in_a_narrower_type_than_was_declared_diverge() {
         let (found, report) = judged(&["audit"], &dump);
         let nodes = report["checkpoints"].as_array().unwrap();
         let logits = nodes.iter().find(|node| node["id"] == "logits").unwrap();
-        assert_eq!((found, &logits["verdict"]), (code, &json!("precision")), "{declares}: {}", report["reason"]);
+        assert_eq!(
+            (found, &logits["verdict"]),
+            (code, &json!("precision")),
+            "{declares}: {}",
+            report["reason"]
+        );
     }
 }

@@ -82,7 +82,7 @@ impl Made {
             tokens: None,
         };
         let rule = rule(&parity_graph::Op::MulMat).unwrap();
-        let sight = Sight { looked_at: &|_| true, carried: &[], row: Some(OUTPUTS) };
+        let sight = Sight { looked_at: &|_| true, carried: &[], row: Some(OUTPUTS), norm: None };
         match rows {
             Some(rows) => judge_sampled(rule, &args, y, &sight, &tried, rows).unwrap(),
             None => judge(rule, &args, y, &sight, &tried).unwrap(),

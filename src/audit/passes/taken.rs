@@ -89,7 +89,9 @@ impl Passes<'_> {
         let is_open = |(id, finding): &(&Checkpoint, &Finding)| {
             let is_beyond = |step: usize| finding.is_beyond_in(&self.steps.positions(step));
             let mut beyond = self.graphs.iter().map(|(step, _)| *step).filter(|step| is_beyond(*step));
-            attentions::attends(id.kind()) && finding.is_wrong() && beyond.all(|step| comes_in_f32(**id, step))
+            attentions::attends(id.kind())
+                && finding.is_wrong()
+                && beyond.all(|step| comes_in_f32(**id, step))
         };
         let open: HashSet<Checkpoint> = findings.nodes.iter().filter(is_open).map(|(id, _)| *id).collect();
         if kept == Storage::F32 || open.is_empty() {

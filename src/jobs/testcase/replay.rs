@@ -212,7 +212,7 @@ pub fn run(path: &Path) -> Result<Replayed> {
     };
     let tried = hypotheses(&op, about.of.backend.as_deref(), &args);
     let carried = vec![None; args.sources.len()];
-    let sight = Sight { looked_at: &|_| true, carried: &carried, row: None };
+    let sight = Sight { looked_at: &|_| true, carried: &carried, row: None, norm: None };
     let held =
         judge(rule, &args, &loaded.recorded, &sight, &tried).map_err(|unknown| wrong(&unknown.reason))?;
     Ok(told(&about, &held))
