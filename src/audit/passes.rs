@@ -106,6 +106,7 @@ pub fn audit(
     unlike::doubt(&mut findings);
     if watch::over().is_none() && !steps.is_own_graph() {
         passes.simulate(&mut assumed, &mut findings)?;
+        unlike::doubt_barely(steps, &mut findings);
         passes.doubt_activations(&mut findings)?;
         passes.doubt_noise(&mut findings)?;
     }

@@ -4,6 +4,7 @@
 
 use indexmap::IndexMap;
 
+use super::super::Steps;
 use super::super::best::Simulated;
 use super::super::coarseness;
 use super::super::finding::{Finding, MISTAKES_SHOW};
@@ -67,6 +68,34 @@ pub(super) fn is_in_any_order(finding: &Finding) -> bool {
 pub const BARELY: f64 = 2.0;
 /// Share of the error that a mistake leaves nothing but rounding of.
 pub(super) const WHOLLY: f64 = 0.999;
+
+/// What a node needs that is barely beyond what its engine's own type rounds in between.
+const NEEDS_BETWEEN: &str = "what lies before it, or `--numerics`: it is off by little more than what values of their type round in \
+                             between, as others of its kind are by little less, and the engine may round more than that";
+
+/// Takes nodes behind what was not recorded for undecided that have no name and are barely further off than all of their kind are, at
+/// least half, which what the type of the engine's values rounds explains: products in int8 round a little more than bf16 does. Where
+/// the dump declares what is rounded, they are wrong.
+pub fn doubt_barely(steps: &dyn Steps, findings: &mut Findings) {
+    if steps.declared().is_some() {
+        return;
+    }
+    let least = |id: &Checkpoint| {
+        let of_kind =
+            || findings.nodes.iter().filter(|(other, one)| other.kind() == id.kind() && one.judged > 0);
+        let explained = || of_kind().filter(|(_, one)| one.is_simulated_coarsely());
+        let are_half = 2 * explained().count() >= of_kind().count();
+        are_half.then(|| explained().map(|(_, one)| one.over()).fold(f64::INFINITY, f64::min))
+    };
+    let is_barely = |(id, finding): &(&Checkpoint, &Finding)| {
+        let is_open = finding.is_wrong() && finding.diagnosis().0.is_empty() && !finding.bridged.is_empty();
+        is_open && least(id).is_some_and(|least| finding.over() <= BARELY * least)
+    };
+    let barely = findings.nodes.iter().filter(is_barely).map(|(id, _)| *id);
+    for id in barely.collect::<Vec<Checkpoint>>() {
+        findings.nodes[&id] = findings.nodes[&id].as_undecided(NEEDS_BETWEEN);
+    }
+}
 
 /// Takes the name of a mistake from a node that is barely wrong, where it leaves more than f32 rounds and the same node of
 /// other layers is explained by a coarser arithmetic alone: what such an arithmetic rounds looks like many mistakes then.
