@@ -15,7 +15,7 @@ use parity::ops::{Args, rule};
 use parity_dump::Element;
 use parity_graph::Op;
 
-use crate::support::edited::{MODEL, undeclare, without_graph};
+use crate::support::edited::{MODEL, edit, made, undeclare, without_graph};
 use crate::support::graphs::foreign::Engine;
 use crate::support::graphs::record::{Mistake, record_as, record_some};
 use crate::support::graphs::{fill_with, head, recorded};
@@ -306,5 +306,25 @@ fn chosen_experts_show_no_type() {
         engine.record(&model, 24, &dump);
         let found = audit(&dump, &model, &["--allow-missing", "--numerics", "f32"]);
         assert_eq!((found.code, &found.first[..]), wanted, "{factor}: {}", found.report);
+    }
+}
+
+/// A weight of f16 is rounded by an engine of bf16, and its norm is not recorded: a row that is off by one factor shows all the same.
+#[test]
+fn a_row_of_a_norm_that_is_off_by_one_factor_is_found_in_bf16() {
+    let to_bf16 = |x: f32| bf16::from_f32(x).to_f32();
+    for (node, tokens) in [("blk.2.attn_norm", 20), ("blk.1.ffn_norm", 40), ("final_norm", 20)] {
+        let folder = tempfile::tempdir().unwrap();
+        let dump = folder.path().join("dump");
+        made(&dump, tokens, &["--numerics", "bf16 storage=bf16 kv=bf16"]);
+        undeclare(&dump);
+        edit(&dump, |name, shape, values| {
+            let width = values.len() / shape[0];
+            let row = values.chunks_mut(width).nth(7).filter(|_| name == node);
+            row.into_iter().flatten().for_each(|x| *x = to_bf16(*x * 1.012));
+            true
+        });
+        let audited = audit(&dump, Path::new(MODEL), &[]);
+        assert_eq!((audited.code, &audited.first[..]), (1, node), "{}", audited.reason());
     }
 }
