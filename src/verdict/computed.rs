@@ -237,7 +237,10 @@ pub fn weigh_precision(
     let (narrow, all) = narrow_products(graphs, findings);
     let of_few = narrow.iter().filter(|_| 2 * narrow.len() < all).map(|(id, _)| *id);
     let of_few = of_few.chain(narrow_attentions(findings)).map(|id| (id, false));
-    let cast = narrow_values(findings).into_iter().map(|id| (id, values && candidate.is_in_f32(id)));
+    // What is wrong beside that comes first: rounding to a narrower type may be a part of it.
+    let is_all = report.origins.is_empty();
+    let cast = narrow_values(findings);
+    let cast = cast.into_iter().map(|id| (id, values && is_all && candidate.is_in_f32(id)));
     let mut marked: HashMap<Checkpoint, bool> = of_few.chain(cast).collect();
     let units = declared.filter(|_| words.contains("kv=")).map(|numerics| storage_unit(numerics.kv));
     for id in &findings.order {
