@@ -109,10 +109,8 @@ pub fn factors(op: &Op, args: &Args<'_, f64>, values: &Values<'_>, width: usize)
     let weights: Vec<f64> = values.exact.iter().zip(values.own).map(|(y, own)| weight(*y, *own)).collect();
     let of_sources = match op {
         Op::Rope => Some(of_angles(op, args, values.exact, &weights, width)),
-        _ => values
-            .norm
-            .map(|kept| of_norm(kept, args, values.exact, &weights, width))
-            .or_else(|| of_product(op, args, &weights)),
+        Op::Mul => values.norm.map(|kept| of_norm(kept, args, values.exact, &weights, width)),
+        _ => of_product(op, args, &weights),
     };
     let rows = 0..values.exact.len().checked_div(width).unwrap_or(0);
     rows.map(|row| {

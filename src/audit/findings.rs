@@ -52,11 +52,11 @@ impl Findings {
         sure.map(|(id, finding)| (*id, finding.is_wrong())).collect()
     }
 
-    /// How many of so many nodes are healthy, and how many wrong, as far as they were judged.
+    /// How many of so many nodes are healthy, and how many wrong, as far as that is certain.
     pub(super) fn known(&self, of: usize) -> Known {
-        let wrong = self.wrong();
-        let judged = self.nodes.values().filter(|finding| finding.judged > 0).count();
-        Known { of, healthy: judged - wrong, wrong }
+        let certain = self.certain();
+        let wrong = certain.values().filter(|is_wrong| **is_wrong).count();
+        Known { of, healthy: certain.len() - wrong, wrong }
     }
 
     /// Takes back that nodes are wrong, where the time was over before everything was tried that may explain them.

@@ -25,7 +25,8 @@ impl OfF32 {
     pub fn of(steps: &dyn Steps, graphs: &[(usize, &Labelled)], kept: Storage) -> OfF32 {
         let (one, several): (Vec<_>, Vec<_>) =
             graphs.iter().copied().partition(|(step, _)| steps.positions(*step).len() == 1);
-        OfF32 { of_one_row: of_f32(steps, &one, kept), of_several: of_f32(steps, &several, kept) }
+        let of = |graphs| with_last_norm(steps, of_f32(steps, graphs, kept));
+        OfF32 { of_one_row: of(&one), of_several: of(&several) }
     }
 
     /// Those of steps like one.
@@ -45,6 +46,16 @@ fn of_f32(steps: &dyn Steps, graphs: &[(usize, &Labelled)], kept: Storage) -> Ha
         }
     }
     counts.into_iter().filter(|(_, [narrow, all])| 2 * narrow < *all).map(|(kind, _)| kind).collect()
+}
+
+/// One function computes all norms: where those of the layers need f32, and f32 is what was declared, so does the last one, which is
+/// alone of its kind.
+fn with_last_norm(steps: &dyn Steps, mut of_f32: HashSet<Kind>) -> HashSet<Kind> {
+    let is_declared = steps.declared().is_some_and(|numerics| numerics.storage == Storage::F32);
+    if is_declared && [Kind::AttnNorm, Kind::FfnNorm].iter().any(|kind| of_f32.contains(kind)) {
+        of_f32.insert(Kind::FinalNorm);
+    }
+    of_f32
 }
 
 /// Whether most products with weights that were recorded are of kinds whose values are numbers of the narrow type.

@@ -7,7 +7,7 @@ use parity_graph::{Graph, Id, Leaf, Op, axis, label};
 
 use super::{Arrangement, Steps, Tensor};
 use crate::checkpoint::Checkpoint;
-use crate::engine::op_by_op::{Carried, Node, Program};
+use crate::engine::op_by_op::{Node, Program};
 use crate::error::Result;
 use crate::numerics::Storage;
 
@@ -183,12 +183,9 @@ impl Labelled {
     /// that each node is `kept` in.
     pub(super) fn norm_before(&self, node: &Node<'_>, kept: &[Storage]) -> Option<Storage> {
         let graph = &self.program.graph;
-        let is_such = |(slot, carried): (usize, &Option<Carried>)| {
-            let (id, carried) = graph.src(node.id, slot).zip(carried.as_ref())?;
-            (graph.get(id).op == Op::RmsNorm && carried.through == [id]).then_some(kept[id])
-        };
-        let norm = || node.carried.iter().enumerate().find_map(is_such);
-        (graph.get(node.id).op == Op::Mul).then(norm)?.filter(|kept| *kept != Storage::F32)
+        let (id, carried) = graph.src(node.id, 0).zip(node.carried.first()?.as_ref())?;
+        let is_of_norm = graph.get(node.id).op == Op::Mul && graph.get(id).op == Op::RmsNorm;
+        (is_of_norm && carried.through == [id] && kept[id] != Storage::F32).then_some(kept[id])
     }
 
     /// Arranges what was recorded of a node.

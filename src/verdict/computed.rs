@@ -297,13 +297,12 @@ fn coarser(side: &str, graphs: &[(usize, &Labelled)], findings: &Findings) -> Op
     ))
 }
 
-/// Nodes whose values only a narrower type explains that they were rounded to when they were recorded, where that of most others is f32:
-/// the last product of an engine that casts its logits.
+/// Nodes whose values, in some steps at least, only a narrower type explains that they were rounded to when they were recorded, where
+/// that of most others is f32: the last product of an engine that casts its logits.
 fn narrow_values(findings: &Findings) -> Vec<Checkpoint> {
     let judged = || findings.nodes.iter().filter(|(_, one)| one.judged > 0 && one.is_healthy());
-    let is_narrow = |(_, one): &(&Checkpoint, &Finding)| {
-        !one.computed_in.is_empty() && one.computed_in.iter().all(|name| is_of_recording(name))
-    };
+    let is_narrow =
+        |(_, one): &(&Checkpoint, &Finding)| one.computed_in.iter().any(|name| is_of_recording(name));
     let narrow: Vec<Checkpoint> = judged().filter(is_narrow).map(|(id, _)| *id).collect();
     if 2 * narrow.len() < judged().count() { narrow } else { Vec::new() }
 }

@@ -79,3 +79,24 @@ fn logits_in_a_narrower_type_than_was_declared_diverge() {
         );
     }
 }
+
+/// The same of a prompt alone, and of the last norm, which is no mistake of what reads it.
+#[test]
+fn a_prompt_in_a_narrower_type_than_was_declared_diverges() {
+    for (id, verdict) in [("logits", "precision"), ("final_norm", "origin")] {
+        let (_folder, dump) = declaring("f32", &["-n", "2"]);
+        edit(&dump, |name, shape, values| {
+            let is_it = name == id && shape[0] > 1;
+            values.iter_mut().filter(|_| is_it).for_each(|x| *x = bf16::from_f32(*x).to_f32());
+            true
+        });
+        let (code, report) = judged(&["audit"], &dump);
+        let nodes = report["checkpoints"].as_array().unwrap();
+        let wrong: Vec<_> = nodes
+            .iter()
+            .filter(|node| node["verdict"] != "match")
+            .map(|node| (&node["id"], &node["verdict"]))
+            .collect();
+        assert_eq!((code, wrong), (1, vec![(&json!(id), &json!(verdict))]), "{}", report["reason"]);
+    }
+}

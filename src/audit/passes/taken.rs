@@ -83,6 +83,9 @@ impl Passes<'_> {
     /// rows: with operands rounded as any engine of f32 may round them.
     pub(super) fn attends_in_both(&self, assumed: &Assumed, findings: &mut Findings) -> Result<()> {
         let kept = assumed.kept;
+        if kept == Storage::F32 {
+            return Ok(());
+        }
         let comes_in_f32 = |id: Checkpoint, step: usize| {
             self.steps.tensor(step, id).is_some_and(|recorded| !storage_types::holds(kept, &recorded.values))
         };
@@ -94,7 +97,7 @@ impl Passes<'_> {
                 && beyond.all(|step| comes_in_f32(**id, step))
         };
         let open: HashSet<Checkpoint> = findings.nodes.iter().filter(is_open).map(|(id, _)| *id).collect();
-        if kept == Storage::F32 || open.is_empty() {
+        if open.is_empty() {
             return Ok(());
         }
         let any = Assumed { any_attention: None, ..assumed.clone() };
