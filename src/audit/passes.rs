@@ -9,6 +9,7 @@ mod activations;
 mod copies;
 mod first_row;
 mod mixed;
+mod names;
 mod noise;
 mod packed;
 mod plainer;
@@ -18,7 +19,7 @@ mod unlike;
 mod unseen_caches;
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
 use indexmap::IndexSet;
 
@@ -140,13 +141,6 @@ pub fn bounded(
     Ok(findings)
 }
 
-/// Nodes that are diagnosed: the later ones are mostly the same mistake in other layers.
-const DIAGNOSED_MAX: usize = 8;
-/// Steps of a node that are diagnosed: the later ones are mostly alike.
-const DIAGNOSED_STEPS_MAX: usize = 4;
-/// The same of a node far behind what was recorded before it: each mistake is computed through all between.
-const SIMULATED_STEPS_MAX: usize = 2;
-
 /// Which nodes a pass judges.
 type Wants<'b> = &'b dyn Fn(Checkpoint) -> bool;
 
@@ -267,86 +261,6 @@ impl<'a> Passes<'a> {
     /// Finds out which of some nodes are explained.
     fn explained(&self, assumed: &Assumed, wants: Wants<'_>) -> Result<Findings> {
         self.judge(assumed, wants, &|_, _| true, Aim::Explain)
-    }
-
-    /// Names what is wrong with the first of the nodes that are, each in the first steps in which it is.
-    fn name(&self, assumed: &Assumed, findings: &mut Findings) -> Result<()> {
-        let is_wrong = |id: &&Checkpoint| findings.nodes.get(*id).is_some_and(Finding::is_wrong);
-        let wrong: Vec<Checkpoint> =
-            findings.order.iter().filter(is_wrong).take(DIAGNOSED_MAX).copied().collect();
-        findings.take_names(self.named_beyond(assumed, &wrong, findings)?);
-        // Attention that is wrong in all layers shows in none of them what it was computed in.
-        let is_open = |id: &Checkpoint| {
-            let any = attentions::attends(id.kind()) && !assumed.may_be_any(id.kind());
-            any && findings.nodes.get(id).is_some_and(|finding| finding.diagnosis().0.is_empty())
-        };
-        let open: Vec<Checkpoint> = wrong.into_iter().filter(is_open).collect();
-        let in_any = Assumed { any_attention: None, ..assumed.clone() };
-        // Where the first has no name so either, the others will have none.
-        let (first, rest) = open.split_at(open.len().min(1));
-        for some in [first, rest] {
-            let names = self.named_beyond(&in_any, some, findings)?;
-            let has_names = |finding: &Finding| !finding.diagnosis().0.is_empty();
-            let named = names.nodes.into_iter().filter(|(_, finding)| has_names(finding));
-            let named = Findings { nodes: named.collect(), ..Findings::default() };
-            if named.nodes.is_empty() {
-                break;
-            }
-            findings.take_names(named);
-        }
-        Ok(())
-    }
-
-    /// Names of what is wrong with some nodes, by the first steps in which they are beyond what bounds explain.
-    fn named_beyond(&self, assumed: &Assumed, wrong: &[Checkpoint], findings: &Findings) -> Result<Findings> {
-        let is_beyond = |id: Checkpoint, step| findings.nodes[&id].is_beyond_in(&self.steps.positions(step));
-        self.named(assumed, wrong, (&HashMap::new(), findings), is_beyond)
-    }
-
-    /// Judges some wrong nodes once more for the names of what is wrong with them, in the first steps in which they are
-    /// beyond what rounding explains.
-    fn named(
-        &self,
-        assumed: &Assumed,
-        wrong: &[Checkpoint],
-        (simulated, findings): (&HashMap<Checkpoint, f64>, &Findings),
-        is_beyond: impl Fn(Checkpoint, usize) -> bool,
-    ) -> Result<Findings> {
-        let (mut named, mut later) = (HashSet::<(usize, Checkpoint)>::new(), HashSet::new());
-        for &id in wrong {
-            let has_it = |(_, labelled): &&(usize, &Labelled)| labelled.nodes().any(|(_, node)| node == id);
-            let there: Vec<usize> = self.graphs.iter().filter(has_it).map(|(step, _)| *step).collect();
-            if there.first().is_some_and(|first| !is_beyond(id, *first)) {
-                later.insert(id);
-            }
-            let beyond = there.into_iter().filter(|step| is_beyond(id, *step));
-            let steps_max = if simulated.is_empty() { DIAGNOSED_STEPS_MAX } else { SIMULATED_STEPS_MAX };
-            named.extend(beyond.take(steps_max).map(|step| (step, id)));
-        }
-        let Some(diagnose) = self.how.diagnose.filter(|_| !named.is_empty()) else {
-            return Ok(Findings::default());
-        };
-        let (wants, in_step) = (|id| wrong.contains(&id), |step, id| named.contains(&(step, id)));
-        let (wrong, usual) = (&findings.certain(), shown_products::usual(findings, self.graphs));
-        let naming = Naming { diagnose, later: &later, wrong, usual, simulated };
-        self.judge(assumed, &wants, &in_step, Aim::Name(naming))
-    }
-
-    /// Names what is wrong with the first of nodes whose bounds are too wide to tell one mistake from another, since nothing
-    /// shows in what attention before them was computed: by what rounding was `simulated` to leave of each; whether it
-    /// has a name then.
-    fn name_simulated(
-        &self,
-        assumed: &Assumed,
-        simulated: &HashMap<Checkpoint, f64>,
-        findings: &mut Findings,
-    ) -> Result<bool> {
-        let Some(first) = findings.order.iter().find(|id| simulated.contains_key(*id)).copied() else {
-            return Ok(false);
-        };
-        let names = self.named(assumed, &[first], (simulated, findings), |_, _| true)?;
-        findings.take_names(names);
-        Ok(!findings.nodes[&first].diagnosis().0.is_empty())
     }
 
     /// A pass over all steps in which any node is looked at; with a diagnosis, rows of different steps stand by themselves.
