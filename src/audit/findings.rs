@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use indexmap::IndexMap;
+use indexmap::{IndexMap, IndexSet};
 
 use super::Finding;
 use crate::arithmetic::Storing;
@@ -23,6 +23,8 @@ pub struct Findings {
     pub loaded: Loaded,
     /// What becomes of values that it stores in a narrow type.
     pub storing: Storing,
+    /// Products that read their source as it was before it was rounded to be kept.
+    pub read_unrounded: IndexSet<Checkpoint>,
 }
 
 impl Findings {

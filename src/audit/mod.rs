@@ -276,7 +276,7 @@ impl Conductor<f64> for Auditor<'_> {
         match &partial {
             // Rows that were not recorded are computed again, for what reads them.
             Some(_) if is_read => Ok(across().map(|own| chosen_experts::filled(own, &values, lacks))),
-            _ => Ok(Ok(values.into())),
+            _ => Ok(Ok(self.assumed.read(self.step, checkpoint).unwrap_or_else(|| values.into()))),
         }
     }
 }
@@ -317,7 +317,7 @@ impl Auditor<'_> {
         if self.assumed.is_hopeless(kept, &recorded.values) {
             tried.truncate(1);
         }
-        let (tried, centred) = self.assumed.as_stored(self.steps, (kept, recorded), tensor, (tried, values));
+        let (tried, centred) = self.assumed.as_stored(self.steps, (kept, recorded), node, (tried, values));
         let (mut tried, values) = (tried, &*centred);
         self.findings.at(checkpoint).row_shape = recorded.shape.get(1..).unwrap_or_default().to_vec();
         if let (Some(pending), Ok(args)) = (&mut self.pending, args)

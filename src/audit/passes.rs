@@ -16,10 +16,12 @@ mod plainer;
 mod stored;
 mod taken;
 mod unlike;
+mod unrounded;
 mod unseen_caches;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashSet};
+use std::rc::Rc;
 
 use indexmap::IndexSet;
 
@@ -61,6 +63,8 @@ pub struct Assumed {
     pub storing: Storing,
     /// What keys and values are kept as, where attention shows it.
     packed: Option<(&'static str, Cached)>,
+    /// What products read that was not rounded yet.
+    unrounded: Rc<unrounded::Unrounded>,
 }
 
 impl Assumed {
@@ -173,9 +177,17 @@ impl<'a> Passes<'a> {
         let (kept, shown) = (Storage::F32, Storage::F32);
         let unseen = Unseen::of(usual);
         let (any_attention, may_be_better) = (Some(HashSet::new()), true);
-        let (storing, packed) = (Storing::Nearest, None);
-        let mut assumed =
-            Assumed { rounds: true, kept, shown, unseen, may_be_better, any_attention, storing, packed };
+        let mut assumed = Assumed {
+            rounds: true,
+            kept,
+            shown,
+            unseen,
+            may_be_better,
+            any_attention,
+            storing: Storing::Nearest,
+            packed: None,
+            unrounded: Rc::default(),
+        };
         if steps.is_own_graph() {
             let mut findings = self.run(&assumed, how.wants)?;
             cut_out::judge(steps, graphs, how.wants, &mut findings);
@@ -209,6 +221,7 @@ impl<'a> Passes<'a> {
         if assumed.kept != Storage::F32 {
             self.products(&mut assumed, &mut findings)?;
         }
+        self.unrounded(&mut assumed, &mut findings)?;
         self.attends_in_both(&assumed, &mut findings)?;
         self.stored(&mut assumed, &mut findings)?;
         self.packed(&mut assumed, &mut findings, true)?;

@@ -250,7 +250,7 @@ fn held_in(
 }
 
 /// How far values may be from what they are in a type, where each is off by an error before.
-fn stored_apart(kept: Storage, values: &[f64], error: &[f64]) -> Vec<f64> {
+pub(super) fn stored_apart(kept: Storage, values: &[f64], error: &[f64]) -> Vec<f64> {
     let moved = |sign: f64| {
         let mut ends: Vec<f64> =
             values.iter().zip(error).map(|(value, error)| value + sign * error).collect();

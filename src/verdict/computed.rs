@@ -44,6 +44,7 @@ pub fn notes(
         later_cache(side, findings, declared),
         narrow_weights(side, findings),
         storing(side, findings),
+        unrounded(side, findings),
         cast(side, findings),
     ];
     all.into_iter().flatten().chain(on_untested(side, graphs)).collect()
@@ -88,6 +89,18 @@ fn storing(side: &str, findings: &Findings) -> Option<String> {
         Storing::Flushed => "stores 0 for numbers of f16 that are not normal, as none was recorded",
     };
     Some(format!("{side} {how}: it was judged so"))
+}
+
+/// That products read their source before it was rounded.
+fn unrounded(side: &str, findings: &Findings) -> Option<String> {
+    let ids: Vec<Checkpoint> = findings.read_unrounded.iter().copied().collect();
+    (!ids.is_empty()).then(|| {
+        format!(
+            "{} of {side} multiply their source as it was before it was rounded, as a kernel does that computes both: {}",
+            count(ids.len(), "matmul"),
+            shown(&ids)
+        )
+    })
 }
 
 /// Of each backend that a side was computed on and that there is no recording of: that nobody tested what it is judged by.

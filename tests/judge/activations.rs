@@ -89,7 +89,7 @@ fn judged_where(
         }
         Some(values)
     };
-    let engine = Engine { kept, computes: &computes, some, arithmetic: Arithmetic::EXACT, stores: |x| x };
+    let engine = Engine { kept, computes: &computes, some, arithmetic: Arithmetic::EXACT, stores: |_, x| x };
     engine.audited(MODEL, steps)
 }
 

@@ -66,7 +66,7 @@ fn judged(
         Some(values)
     };
     let arithmetic = Arithmetic::EXACT;
-    let engine = Engine { kept, computes: &computes, some, arithmetic, stores: |x| x };
+    let engine = Engine { kept, computes: &computes, some, arithmetic, stores: |_, x| x };
     engine.audited(Q4, steps)
 }
 

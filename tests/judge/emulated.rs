@@ -34,7 +34,7 @@ fn judged_in(steps: &[usize], engine: &Engine<'_>, more: &[&str]) -> Audited {
 }
 
 fn engine<'a>(kept: Element, computes: Mistake<'a>, some: &'a dyn Fn(Checkpoint) -> bool) -> Engine<'a> {
-    Engine { kept, computes, some, arithmetic: Arithmetic::EXACT, stores: |x| x }
+    Engine { kept, computes, some, arithmetic: Arithmetic::EXACT, stores: |_, x| x }
 }
 
 fn brain(x: f32) -> f32 {
@@ -409,8 +409,8 @@ fn caches_before_nodes_further_on_are_found() {
 /// Healthy engines that do not store the nearest number, and a row of a node in them that is off by a few of their steps.
 #[test]
 fn what_is_stored_need_not_be_the_nearest_number() {
-    let cut: fn(f64) -> f64 = |x| f64::from(f32::from_bits((x as f32).to_bits() & !0xffff));
-    let flushed: fn(f64) -> f64 = |x| {
+    let cut: fn(Checkpoint, f64) -> f64 = |_, x| f64::from(f32::from_bits((x as f32).to_bits() & !0xffff));
+    let flushed: fn(Checkpoint, f64) -> f64 = |_, x| {
         let x = f16::from_f64(x);
         if x.is_normal() { x.to_f64() } else { 0.0 }
     };
@@ -428,7 +428,7 @@ fn what_is_stored_need_not_be_the_nearest_number() {
             let reads = kept == Element::F16 && (is_biased || is_norm);
             let [x, vector] = reads.then(|| [0, 1].map(|slot| args.get(slot).unwrap().values()))?;
             let with = |x: &f64, w: f64| if is_norm { x * w } else { x + w };
-            Some(x.iter().zip(vector.iter().cycle()).map(|(x, w)| with(x, stores(*w))).collect())
+            Some(x.iter().zip(vector.iter().cycle()).map(|(x, w)| with(x, stores(id, *w))).collect())
         };
         let healthy = engine(kept, &of_vectors, &|_| true);
         let audited = judged(&Engine { stores, arithmetic, ..healthy });

@@ -24,7 +24,7 @@ const NARROW: [(Element, Round); 2] =
 
 /// An engine in a type that rounds nothing else.
 fn engine<'a>(kept: Element, computes: Mistake<'a>) -> Engine<'a> {
-    Engine { kept, computes, some: &|_| true, arithmetic: Arithmetic::EXACT, stores: |x| x }
+    Engine { kept, computes, some: &|_| true, arithmetic: Arithmetic::EXACT, stores: |_, x| x }
 }
 
 fn judged(engine: &Engine<'_>, tokens: usize, model: &Path) -> Audited {

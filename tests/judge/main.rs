@@ -37,5 +37,6 @@ mod stopped;
 #[path = "../support/lib.rs"]
 mod support;
 mod undeclared;
+mod unrounded;
 mod verdicts;
 mod wiring;

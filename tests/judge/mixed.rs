@@ -65,7 +65,7 @@ pub fn audited_in_f32(
 ) -> Audited {
     let some = |id: Checkpoint| evidence(id.kind());
     let (kept, arithmetic) = (Element::F32, Arithmetic::EXACT);
-    let engine = Engine { kept, computes, some: &some, arithmetic, stores: |x| x };
+    let engine = Engine { kept, computes, some: &some, arithmetic, stores: |_, x| x };
     let folder = tempfile::tempdir().unwrap();
     let dump = folder.path().join("dump");
     engine.record_steps(Path::new(MODEL), steps, &dump);
@@ -220,8 +220,13 @@ fn sums_may_read_products_before_they_are_rounded() {
             _ => None,
         };
         let some = |id: Checkpoint| of_modules(id.kind());
-        let engine =
-            Engine { kept, computes: &computes, some: &some, arithmetic: Arithmetic::EXACT, stores: |x| x };
+        let engine = Engine {
+            kept,
+            computes: &computes,
+            some: &some,
+            arithmetic: Arithmetic::EXACT,
+            stores: |_, x| x,
+        };
         let folder = tempfile::tempdir().unwrap();
         let dump = folder.path().join("dump");
         engine.record(Path::new(MODEL), 20, &dump);

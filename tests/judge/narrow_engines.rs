@@ -203,7 +203,7 @@ fn a_prefill_and_decode_steps_may_be_computed_by_kernels_that_round_weights_othe
 /// What an audit says of an engine that runs steps of so many tokens, and whose nodes are `computes`' where it has any.
 fn audited_steps(model: &Path, steps: &[usize], kept: Element, computes: Mistake<'_>) -> Audited {
     let arithmetic = Arithmetic::EXACT;
-    let engine = Engine { kept, computes, some: &|_| true, arithmetic, stores: |x| x };
+    let engine = Engine { kept, computes, some: &|_| true, arithmetic, stores: |_, x| x };
     let folder = tempfile::tempdir().unwrap();
     let dump = folder.path().join("dump");
     engine.record_steps(model, steps, &dump);
@@ -300,8 +300,13 @@ fn chosen_experts_show_no_type() {
         };
         let some = |id: Checkpoint| matches!(id.kind(), Kind::Embed | Kind::LayerOut | Kind::Logits);
         let kept = Element::F32;
-        let engine =
-            Engine { kept, computes: &computes, some: &some, arithmetic: Arithmetic::EXACT, stores: |x| x };
+        let engine = Engine {
+            kept,
+            computes: &computes,
+            some: &some,
+            arithmetic: Arithmetic::EXACT,
+            stores: |_, x| x,
+        };
         let dump = folder.path().join(format!("dump-{factor}"));
         engine.record(&model, 24, &dump);
         let found = audit(&dump, &model, &["--allow-missing", "--numerics", "f32"]);

@@ -51,7 +51,7 @@ fn judged(
         Some(values)
     };
     let (arithmetic, some) = (Arithmetic::EXACT, &|_| true);
-    let engine = Engine { kept, computes: &computes, some, arithmetic, stores: |x| x };
+    let engine = Engine { kept, computes: &computes, some, arithmetic, stores: |_, x| x };
     engine.audited(MODEL, steps)
 }
 

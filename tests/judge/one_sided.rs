@@ -62,7 +62,7 @@ fn judged(
         Some(values)
     };
     let arithmetic = Arithmetic::EXACT;
-    let engine = Engine { kept: Element::F32, computes: &computes, some, arithmetic, stores: |x| x };
+    let engine = Engine { kept: Element::F32, computes: &computes, some, arithmetic, stores: |_, x| x };
     engine.audited(QUANTISED, steps)
 }
 
@@ -103,7 +103,7 @@ fn the_last_weight_may_be_left_as_it_is() {
         };
         let arithmetic = Arithmetic::EXACT;
         let engine =
-            Engine { kept: Element::F32, computes: &computes, some: &|_| true, arithmetic, stores: |x| x };
+            Engine { kept: Element::F32, computes: &computes, some: &|_| true, arithmetic, stores: |_, x| x };
         let audited = engine.audited(QUANTISED, &[20]);
         let said = format!(
             "weights of matmuls other than the last of the recording are those of the file rounded to {name}"
@@ -131,7 +131,7 @@ fn norms_may_be_rounded_as_they_are_loaded_and_biases_not() {
         };
         let is_recorded = |id: Checkpoint| !matches!(id.kind(), Kind::QProj | Kind::KProj | Kind::VProj);
         let arithmetic = Arithmetic::EXACT;
-        let engine = Engine { kept, computes: &computes, some: &is_recorded, arithmetic, stores: |x| x };
+        let engine = Engine { kept, computes: &computes, some: &is_recorded, arithmetic, stores: |_, x| x };
         let audited = engine.audited(edited::MODEL, &[40]);
         let notes = audited.report["notes"].to_string();
         assert_eq!(audited.report["origins"].as_array().unwrap().len(), 0, "{name}: {notes}");

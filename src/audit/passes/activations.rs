@@ -314,7 +314,7 @@ fn is_like_them(finding: &Finding) -> bool {
 }
 
 /// Whether a node is explained by activations in eight bits, and those of no llama.cpp.
-fn is_in_eight_bits(finding: &Finding) -> bool {
+pub(super) fn is_in_eight_bits(finding: &Finding) -> bool {
     let mut names = finding.computed_in.iter();
     finding.judged > 0 && names.any(|name| IN_EIGHT_BITS.contains(name))
 }

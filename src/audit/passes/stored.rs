@@ -3,13 +3,15 @@
 
 use std::borrow::Cow;
 
-use parity_graph::{Op, Tensor};
+use parity_graph::Op;
 
+use super::unrounded::reads_unrounded;
 use super::{Assumed, Findings, Passes};
 use crate::arithmetic::round::NORMAL_F16;
-use crate::arithmetic::{Hypothesis, Storing};
+use crate::arithmetic::{Arithmetic, Hypothesis, Storing};
 use crate::audit::{Finding, Steps, exact, loaded, storage_types};
 use crate::checkpoint::Checkpoint;
+use crate::engine::op_by_op::Node;
 use crate::error::Result;
 use crate::numerics::Storage;
 
@@ -28,12 +30,16 @@ impl Assumed {
         &self,
         steps: &dyn Steps,
         (kept, recorded): (Storage, &crate::audit::Tensor),
-        tensor: &Tensor,
+        node: &Node<'_>,
         (mut tried, values): (Vec<Hypothesis>, &'v [f64]),
     ) -> (Vec<Hypothesis>, Cow<'v, [f64]>) {
+        let op = &node.program.graph.get(node.id).op;
+        if reads_unrounded(node) {
+            tried.retain(|one| one.arithmetic.operands == Arithmetic::EXACT.operands);
+        }
         let kept =
             Some(kept).filter(|kept| storage_types::holds(*kept, &recorded.values)).unwrap_or_default();
-        if let Some(packed) = self.packed.filter(|_| tensor.op == Op::FlashAttn) {
+        if let Some(packed) = self.packed.filter(|_| *op == Op::FlashAttn) {
             // A prompt may be computed from its keys and values as they are, before they are kept.
             let is_prompt = recorded.positions.first() == Some(&0);
             let own = if is_prompt { tried } else { Vec::new() };

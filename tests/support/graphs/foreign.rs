@@ -25,7 +25,7 @@ pub struct Engine<'a> {
     /// What it rounds beside what it keeps.
     pub arithmetic: Arithmetic,
     /// What becomes of a value on its way to the type that it is kept in.
-    pub stores: fn(f64) -> f64,
+    pub stores: fn(Checkpoint, f64) -> f64,
 }
 
 impl Engine<'_> {

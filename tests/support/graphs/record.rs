@@ -95,13 +95,19 @@ pub struct How<'a> {
     /// What is done to values as they are written, and not to those that the engine goes on with.
     pub written: &'a dyn Fn(Checkpoint, &mut Vec<f64>),
     /// What becomes of a value on its way to the type that it is kept in.
-    pub stores: fn(f64) -> f64,
+    pub stores: fn(Checkpoint, f64) -> f64,
 }
 
 impl How<'_> {
     /// In f32, all of it, without a mistake.
     pub fn healthy() -> Self {
-        How { kept: Element::F32, mistake: &|_, _| None, some: &|_| true, written: &|_, _| {}, stores: |x| x }
+        How {
+            kept: Element::F32,
+            mistake: &|_, _| None,
+            some: &|_| true,
+            written: &|_, _| {},
+            stores: |_, x| x,
+        }
     }
 }
 
@@ -161,7 +167,7 @@ impl Conductor<f64> for Recorder<'_> {
         }
         let How { kept, stores, .. } = *self.how;
         values.data.iter_mut().for_each(|x| {
-            *x = stores(*x);
+            *x = stores(id, *x);
             *x = match kept {
                 Element::F32 => f64::from(*x as f32),
                 Element::F16 => f16::from_f32(*x as f32).to_f64(),
