@@ -45,20 +45,17 @@ impl Findings {
         self.nodes.iter().filter(|(_, finding)| finding.is_wrong()).map(|(id, _)| *id).collect()
     }
 
-    /// Of the nodes of which that is certain: whether they are wrong. Whose bound is so wide that it hides mistakes is neither.
+    /// Of the nodes of which that is certain: whether they are wrong.
     pub(super) fn certain(&self) -> HashMap<Checkpoint, bool> {
-        let sure = self
-            .nodes
-            .iter()
-            .filter(|(_, finding)| finding.is_wrong() || finding.judged > 0 && !finding.is_blind());
+        let sure = self.nodes.iter().filter(|(_, finding)| finding.is_certain());
         sure.map(|(id, finding)| (*id, finding.is_wrong())).collect()
     }
 
     /// How many of so many nodes are healthy, and how many wrong, as far as that is certain.
     pub(super) fn known(&self, of: usize) -> Known {
-        let certain = self.certain();
-        let wrong = certain.values().filter(|is_wrong| **is_wrong).count();
-        Known { of, healthy: certain.len() - wrong, wrong }
+        let certain = || self.nodes.values().filter(|finding| finding.is_certain());
+        let wrong = certain().filter(|finding| finding.is_wrong()).count();
+        Known { of, healthy: certain().count() - wrong, wrong }
     }
 
     /// Takes back that nodes are wrong, where the time was over before everything was tried that may explain them.

@@ -25,7 +25,7 @@ impl OfF32 {
     pub fn of(steps: &dyn Steps, graphs: &[(usize, &Labelled)], kept: Storage) -> OfF32 {
         let (one, several): (Vec<_>, Vec<_>) =
             graphs.iter().copied().partition(|(step, _)| steps.positions(*step).len() == 1);
-        let of = |graphs| with_last_norm(steps, of_f32(steps, graphs, kept));
+        let of = |graphs| of_f32(steps, graphs, kept);
         OfF32 { of_one_row: of(&one), of_several: of(&several) }
     }
 
@@ -45,17 +45,16 @@ fn of_f32(steps: &dyn Steps, graphs: &[(usize, &Labelled)], kept: Storage) -> Ha
             *all += 1;
         }
     }
-    counts.into_iter().filter(|(_, [narrow, all])| 2 * narrow < *all).map(|(kind, _)| kind).collect()
-}
-
-/// One function computes all norms: where those of the layers need f32, and f32 is what was declared, so does the last one, which is
-/// alone of its kind.
-fn with_last_norm(steps: &dyn Steps, mut of_f32: HashSet<Kind>) -> HashSet<Kind> {
+    let are_of_f32 = |[narrow, all]: &[usize; 2]| 2 * narrow < *all;
+    let mut found: HashSet<Kind> =
+        counts.iter().filter(|(_, counts)| are_of_f32(counts)).map(|(kind, _)| *kind).collect();
+    // One function computes all norms: where those of the layers need f32, and f32 is what was declared, so does the last one, which is
+    // alone of its kind.
     let is_declared = steps.declared().is_some_and(|numerics| numerics.storage == Storage::F32);
-    if is_declared && [Kind::AttnNorm, Kind::FfnNorm].iter().any(|kind| of_f32.contains(kind)) {
-        of_f32.insert(Kind::FinalNorm);
+    if is_declared && [Kind::AttnNorm, Kind::FfnNorm].iter().any(|kind| found.contains(kind)) {
+        found.insert(Kind::FinalNorm);
     }
-    of_f32
+    found
 }
 
 /// Whether most products with weights that were recorded are of kinds whose values are numbers of the narrow type.

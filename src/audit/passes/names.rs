@@ -57,9 +57,19 @@ impl Passes<'_> {
         self.named(assumed, wrong, (&HashMap::new(), findings), is_beyond)
     }
 
+    /// The same of nodes whose bounds are too wide for that, in the first steps of each, by what rounding was `simulated` to leave.
+    pub(super) fn named_simulated(
+        &self,
+        assumed: &Assumed,
+        wrong: &[Checkpoint],
+        (simulated, findings): (&HashMap<Checkpoint, f64>, &Findings),
+    ) -> Result<Findings> {
+        self.named(assumed, wrong, (simulated, findings), |_, _| true)
+    }
+
     /// Judges some wrong nodes once more for the names of what is wrong with them, in the first steps in which they are
     /// beyond what rounding explains.
-    pub(super) fn named(
+    fn named(
         &self,
         assumed: &Assumed,
         wrong: &[Checkpoint],
@@ -101,7 +111,7 @@ impl Passes<'_> {
         let furthest = further.max_by(|a, b| a.1.total_cmp(&b.1));
         for (id, _) in [(first, over)].into_iter().chain(furthest) {
             if findings.nodes[&first].diagnosis().0.is_empty() {
-                findings.take_names(self.named(assumed, &[id], (simulated, findings), |_, _| true)?);
+                findings.take_names(self.named_simulated(assumed, &[id], (simulated, findings))?);
             }
         }
         Ok(!findings.nodes[&first].diagnosis().0.is_empty())

@@ -59,7 +59,7 @@ impl Passes<'_> {
         if of_first.is_empty() {
             return Ok(());
         }
-        let names = self.named(assumed, &[first], (&of_first, findings), |_, _| true)?;
+        let names = self.named_simulated(assumed, &[first], (&of_first, findings))?;
         let found = names.nodes.get(&first).map_or(&[][..], |finding| finding.diagnosis().0);
         // Of a node that the coarser one does not explain either nothing speaks for that.
         let is_explained = simulated[&first].is_explained();
@@ -72,7 +72,7 @@ impl Passes<'_> {
         findings.take_names(names);
         let others = coarse.into_iter().filter(|id| *id != first && bands.contains_key(id));
         let others: Vec<Checkpoint> = others.take(DIAGNOSED_MAX - 1).collect();
-        findings.take_names(self.named(assumed, &others, (&bands, findings), |_, _| true)?);
+        findings.take_names(self.named_simulated(assumed, &others, (&bands, findings))?);
         Ok(())
     }
 }
