@@ -185,6 +185,11 @@ impl Finding {
         self.rows_beyond.len()
     }
 
+    /// Whether one row is beyond its bound, of several that were judged.
+    pub fn is_beyond_in_one_of_many(&self) -> bool {
+        self.rows_beyond.len() == 1 && self.rows + self.screened > 1
+    }
+
     /// Takes the names of what is wrong with it.
     pub fn named_as(&mut self, other: Finding) {
         self.diagnosis = other.diagnosis.or(self.diagnosis.take());
@@ -267,6 +272,11 @@ impl Finding {
     pub fn is_blind(&self) -> bool {
         let crossed = self.bridged.iter().any(|id| !id.kind().is_optional());
         crossed && self.is_healthy() && self.band().is_some_and(|band| !(band <= self.most()))
+    }
+
+    /// Whether it is known to be wrong or healthy. Whose bound is so wide that it hides mistakes is neither.
+    pub fn is_certain(&self) -> bool {
+        self.is_wrong() || self.judged > 0 && !self.is_blind()
     }
 
     /// How much of such a node may be a mistake, relative: what rounding explains of it. Where the arithmetic is the engine's, no more

@@ -55,7 +55,9 @@ impl Passes<'_> {
         }
         // Attention mixes rows, so that what it does to them looks random even where it is wrong: there it is taken for rounding no
         // further than other nodes show it.
-        let crosses = |id: &Checkpoint| findings.nodes[id].bridged.iter().any(|id| attends(id.kind()));
+        let crosses = |id: &Checkpoint| {
+            attends(id.kind()) || findings.nodes[id].bridged.iter().any(|id| attends(id.kind()))
+        };
         let (behind, others): (Vec<_>, Vec<_>) =
             self.groups(findings).into_iter().partition(|group| group.iter().any(crosses));
         // So is the last product, which is the only one of its kind, or what sums in f16 come to.
@@ -80,7 +82,10 @@ impl Passes<'_> {
                     nodes.push(id);
                 }
             }
-            if noise.is_random() {
+            // An arithmetic of a layer is beyond its bound in more than one of its rows.
+            let is_one_row =
+                !is_behind && nodes.len() == 1 && findings.nodes[&nodes[0]].is_beyond_in_one_of_many();
+            if noise.is_random() && !is_one_row {
                 let most = nodes.iter().map(|id| size(&findings.nodes[id])).fold(0.0, f64::max);
                 shown = shown.max(most);
                 let name = nodes.iter().flat_map(|id| findings.nodes[id].diagnosis().0).next();
