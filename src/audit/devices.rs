@@ -169,13 +169,19 @@ impl Devices {
     ) -> Vec<Hypothesis> {
         let known = product(backend, args).and_then(|product| self.recognised.get(&product));
         let is_known = |one: &Hypothesis| [known, self.shared.as_ref()].contains(&Some(&one.arithmetic));
-        let is_product = args.get(0).is_some_and(|source| matches!(source.data, Data::Weight(_)));
-        let is_usual = |one: &Hypothesis| is_product && self.usual == Some(one.name);
+        let usual = self.usual(args, &tried).map(|usual| usual.arithmetic);
+        let is_usual = |one: &Hypothesis| usual == Some(one.arithmetic);
         let at = tried.iter().position(is_known).or_else(|| tried.iter().position(is_usual));
         if let Some(at) = at {
             tried[..=at].rotate_right(1);
         }
         tried
+    }
+
+    /// What most products are computed in, of what is tried of one.
+    pub fn usual<'t>(&self, args: &Args<'_, f64>, tried: &'t [Hypothesis]) -> Option<&'t Hypothesis> {
+        let is_product = args.get(0).is_some_and(|source| matches!(source.data, Data::Weight(_)));
+        tried.iter().find(|one| is_product && self.usual == Some(one.name))
     }
 
     /// Takes back what was found of nodes whose kernels are not followed, and that others are healthy whose kernels are.

@@ -61,7 +61,7 @@ mod uneven;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
 use parity_graph::{Id, Op};
 
@@ -95,7 +95,6 @@ use passes::Assumed;
 pub use past_faults::{Beside, audit};
 use pending::Pending;
 pub use prompt::Prompt;
-use replay::Replayed;
 pub use replay::{Across, Replay, Said};
 pub use rows::Arrangement;
 use rows::Partial;
@@ -342,7 +341,7 @@ impl Auditor<'_> {
                 if let Ok(held) = &held {
                     let backend = tensor.backend.as_deref();
                     self.devices.note(checkpoint, backend, (rule, args), (values, &sight), held);
-                    self.name(node, checkpoint, args, (values, &sight), (held, &tried), arranged);
+                    self.name(node, checkpoint, (rule, args), (values, &sight), (held, &tried), arranged);
                 }
                 held
             }
@@ -375,75 +374,6 @@ impl Auditor<'_> {
             }
             Err(unknown) if unknown.is_lost => finding.lost(&unknown.reason),
             Err(unknown) => finding.cannot(&unknown.reason),
-        }
-    }
-
-    /// Names what is wrong with a node, where names are wanted and something is.
-    fn name(
-        &mut self,
-        node: &Node<'_>,
-        checkpoint: Checkpoint,
-        args: &Args<'_, f64>,
-        (recorded, sight): (&[f64], &Sight<'_>),
-        (held, tried): (&Held, &[Hypothesis]),
-        arranged: &Arrangement,
-    ) {
-        let allowed = self.naming.and_then(|naming| naming.allowed(checkpoint, held));
-        let is_wrong = allowed.map_or(!held.is_healthy(), |allowed| !(held.squares[0] <= allowed));
-        let naming = self.naming.filter(|_| is_wrong);
-        if naming.is_none() && self.look.is_none() {
-            return;
-        }
-        let Auditor { step, steps, labelled, graphs, gguf, ref kept, assumed, .. } = *self;
-        let tried = &sample::of_whole(args, tried)[..];
-        let replayed = Replayed { step, steps, labelled, graphs, gguf, kept, unseen: assumed.unseen };
-        let replay = Replay::of(node, replayed, tried);
-        let replay = replay.map(|replay| replay.in_exact_arithmetic(allowed.is_some()));
-        let (others, newest) = (&|id: Id| labelled.values(steps, step, id), &self.newest);
-        let finding = self.findings.at(checkpoint);
-        let none = HashMap::new();
-        let wrong = naming.map_or(&none, |naming| naming.wrong);
-        let (known, is_known_out_of_sight) = (finding.spellings(), finding.is_named_out_of_sight());
-        let was_healthy =
-            finding.was_healthy || naming.is_some_and(|naming| naming.later.contains(&checkpoint));
-        let position = &|element| arranged.position(element);
-        // Mistakes are tried in what comes nearest of all that it may have been computed in.
-        let arithmetic = held.under.as_ref().unwrap_or(args.arithmetic);
-        let args = &Args { arithmetic, sources: args.sources.clone(), ..*args };
-        let suspect = Suspect {
-            node,
-            args,
-            recorded,
-            known,
-            is_known_out_of_sight,
-            position,
-            sight,
-            was_healthy,
-            wrong,
-            held,
-            allowed,
-            tried,
-            gguf,
-            others,
-            newest,
-            replay,
-            replayed,
-        };
-        if let Some(look) = self.look {
-            look(step, checkpoint, &suspect);
-        }
-        let finding = self.findings.at(checkpoint);
-        // What earlier steps left in a cache is not computed again: a name stands on the steps before that, but for what
-        // every step but the first has.
-        let is_whole = suspect.replay.as_ref().is_some_and(Replay::is_whole);
-        if let Some(naming) = naming
-            && (!is_known_out_of_sight || is_whole || was_healthy)
-        {
-            let names = suspect.names(naming.diagnose);
-            match names.is_healthy {
-                true => finding.was_healthy = true,
-                false => finding.diagnosed(names),
-            }
         }
     }
 }

@@ -9,10 +9,16 @@ use super::further::{self, is_further};
 use super::named::Names;
 use super::node::{Held, Hypothesis, Sight, judge};
 use super::replay::{Replay, Replayed};
+use super::sample::{judge_sampled, of_whole};
+use super::{Arrangement, Auditor};
 use crate::checkpoint::Checkpoint;
 use crate::engine::op_by_op::{Carried, Node};
 use crate::gguf::Gguf;
 use crate::ops::{Args, Rule};
+
+/// How many times as far off a node may be in what most products are computed in as in what comes nearest to it: a coarser
+/// arithmetic explains some of a small mistake, and none of its names.
+const NEARER: f64 = 2.0;
 
 /// A node that rounding does not explain, and everything that a diagnosis looks at.
 pub struct Suspect<'a> {
@@ -159,5 +165,90 @@ impl<'a> Suspect<'a> {
     /// Of how many ranks of a tensor-parallel engine the recording was put together, where it was.
     pub fn ranks(&self) -> Option<usize> {
         self.replayed.steps.ranks()
+    }
+}
+
+impl Auditor<'_> {
+    /// Names what is wrong with a node, where names are wanted and something is.
+    pub(super) fn name(
+        &mut self,
+        node: &Node<'_>,
+        checkpoint: Checkpoint,
+        (rule, args): (&Rule, &Args<'_, f64>),
+        (recorded, sight): (&[f64], &Sight<'_>),
+        (held, tried): (&Held, &[Hypothesis]),
+        arranged: &Arrangement,
+    ) {
+        let allowed = self.naming.and_then(|naming| naming.allowed(checkpoint, held));
+        let is_wrong = allowed.map_or(!held.is_healthy(), |allowed| !(held.squares[0] <= allowed));
+        let naming = self.naming.filter(|_| is_wrong);
+        if naming.is_none() && self.look.is_none() {
+            return;
+        }
+        let Auditor { step, steps, labelled, graphs, gguf, ref kept, assumed, .. } = *self;
+        let tried = &of_whole(args, tried)[..];
+        let by_usual = self.by_usual((rule, args), (recorded, sight), (held, tried));
+        let held = by_usual.as_ref().unwrap_or(held);
+        let replayed = Replayed { step, steps, labelled, graphs, gguf, kept, unseen: assumed.unseen };
+        let replay = Replay::of(node, replayed, tried);
+        let replay = replay.map(|replay| replay.in_exact_arithmetic(allowed.is_some()));
+        let (others, newest) = (&|id: Id| labelled.values(steps, step, id), &self.newest);
+        let finding = self.findings.at(checkpoint);
+        let none = HashMap::new();
+        let wrong = naming.map_or(&none, |naming| naming.wrong);
+        let (known, is_known_out_of_sight) = (finding.spellings(), finding.is_named_out_of_sight());
+        let was_healthy =
+            finding.was_healthy || naming.is_some_and(|naming| naming.later.contains(&checkpoint));
+        let position = &|element| arranged.position(element);
+        // Mistakes are tried in what most products are computed in, or what comes nearest of all that it may have been.
+        let arithmetic = held.under.as_ref().unwrap_or(args.arithmetic);
+        let args = &Args { arithmetic, sources: args.sources.clone(), ..*args };
+        let suspect = Suspect {
+            node,
+            args,
+            recorded,
+            known,
+            is_known_out_of_sight,
+            position,
+            sight,
+            was_healthy,
+            wrong,
+            held,
+            allowed,
+            tried,
+            gguf,
+            others,
+            newest,
+            replay,
+            replayed,
+        };
+        if let Some(look) = self.look {
+            look(step, checkpoint, &suspect);
+        }
+        let finding = self.findings.at(checkpoint);
+        // What earlier steps left in a cache is not computed again: a name stands on the steps before that, but for what
+        // every step but the first has.
+        let is_whole = suspect.replay.as_ref().is_some_and(Replay::is_whole);
+        if let Some(naming) = naming
+            && (!is_known_out_of_sight || is_whole || was_healthy)
+        {
+            let names = suspect.names(naming.diagnose);
+            match names.is_healthy {
+                true => finding.was_healthy = true,
+                false => finding.diagnosed(names),
+            }
+        }
+    }
+
+    /// A wrong product in what most others are computed in, where nothing comes much nearer to it.
+    fn by_usual(
+        &self,
+        (rule, args): (&Rule, &Args<'_, f64>),
+        (recorded, sight): (&[f64], &Sight<'_>),
+        (held, tried): (&Held, &[Hypothesis]),
+    ) -> Option<Held> {
+        let usual = self.devices.usual(args, tried)?;
+        let by_usual = judge_sampled(rule, args, recorded, sight, &[*usual], self.rows).ok()?;
+        Some(by_usual).filter(|own| own.squares[0] <= NEARER.powi(2) * held.squares[0])
     }
 }

@@ -205,6 +205,7 @@ fn parameters_are_fitted() {
         ("attn.scale=0.11@2", "blk.2.attn_ctx", "scaled by 0.11, not"),
         ("attn.stale_cache=unread@2", "blk.2.attn_ctx", "rows do not see their own step"),
         ("attn.mask_shift=1@2", "blk.2.attn_ctx", "rows see 1 position after their own"),
+        ("attn.mask_shift=unwritten@1", "blk.1.attn_ctx", "a slot of the cache that nothing was written to"),
         ("ranks.lost_sum=2/4@1", "blk.1.attn_out", "what rank 2 of 4 computes, from columns 128 to 191"),
         ("attn.window=5@2", "blk.2.attn_ctx", "the last 5 positions only"),
         ("attn.softcap=7.5@1", "blk.1.attn_ctx", "soft-capped at 7.5"),

@@ -11,7 +11,7 @@ use parity_dump::manifest::Producer;
 use parity_dump::{Dump, Writer};
 use tempfile::TempDir;
 
-use crate::support::audited::{F16, Q4, audit_all, id, model, origins, recorded, run};
+use crate::support::audited::{F16, Q4, audit_all, id, model, origins, recorded, run, run_of};
 use crate::support::program;
 use crate::support::samples::sample;
 
@@ -229,4 +229,33 @@ fn a_cache_in_bf16_that_nobody_declares_is_known_and_hides_nothing() {
     let (_faulty, faulty) = run(F16, &["--numerics", "f32 kv=bf16", "--inject", "attn.scale=0.1785"]);
     let (_folder, dump) = foreign(&faulty, |_| true, |x| x);
     assert_eq!(origins(&audit_all(&dump, &gguf)).first().map(String::as_str), Some("blk.0.attn_ctx"));
+}
+
+/// In bf16 the first layers hide in rounding what a decode step turned too little; the layer that is off by far the most has the name.
+#[test]
+fn of_layer_outputs_alone_the_one_that_is_off_the_most_names_a_faint_mistake() {
+    let how = ["-n", "8", "--numerics", "bf16 storage=bf16 kv=bf16", "--inject", "rope.decode_shift=-1"];
+    let (_whole, whole) = run_of(F16, &[312, 863, 2039, 1444, 1518], &how);
+    let of_layers = |kind: Kind| matches!(kind, Kind::Embed | Kind::LayerOut);
+    let (_folder, dump) = foreign(&whole, of_layers, |x| x);
+    let audited = program::audit(&dump, Path::new(F16), &["--allow-missing"]);
+    let named: Vec<&str> = audited.report["checkpoints"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|node| node["diagnosis"].as_array().into_iter().flatten())
+        .filter_map(|name| name["fault"].as_str())
+        .collect();
+    assert_eq!((audited.code, named), (1, vec!["rope.decode_shift"]), "{}", audited.report["reason"]);
+}
+
+/// Activations in blocks of eight bits come nearer to such a product than f32 does, and leave none of its name.
+#[test]
+fn a_small_factor_is_named_in_what_other_products_are_computed_in() {
+    let (_whole, whole) = run(Q4, &["--inject", "data.scaled=1.01@blk.1.q_proj"]);
+    let (_folder, dump) = foreign(&whole, |_| true, |x| x);
+    let audited = program::audit(&dump, Path::new(Q4), &["--allow-missing"]);
+    let first = &audited.report["first_divergence"];
+    assert_eq!((audited.code, &audited.first[..]), (1, "blk.1.q_proj"));
+    assert_eq!(first["diagnosis"][0]["fault"], "data.scaled", "{first}");
 }

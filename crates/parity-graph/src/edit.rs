@@ -115,6 +115,8 @@ pub enum Edit {
     },
     /// Rows of a mask see so many positions fewer, up to their own, or so many of their step behind it.
     MaskShift(i64),
+    /// Rows of a mask see so many cells behind their own, whether their step wrote them or not.
+    Next(usize),
     /// Rows of a mask see the last n positions up to their own.
     Last(usize),
     /// Rows of a mask do not see what was cached before their step.
@@ -143,6 +145,7 @@ impl Edit {
             Edit::Transposed => transposed(*ne, values),
             Edit::Window { wider } => window(ne[0], values, *wider),
             Edit::MaskShift(_)
+            | Edit::Next(_)
             | Edit::Last(_)
             | Edit::OwnStep
             | Edit::BeforeStep
@@ -307,6 +310,7 @@ impl Edit {
                     let more = usize::try_from(by).unwrap_or(0);
                     row[last..=last.saturating_add(more).min(end)].fill(0.0);
                 }
+                Edit::Next(more) => row[last..=last.saturating_add(more).min(width - 1)].fill(0.0),
                 Edit::Last(n) => hide(&own[..own.len().saturating_sub(n)]),
                 Edit::OwnStep => hide(cached),
                 Edit::BeforeStep if before > 0 => {
@@ -523,6 +527,7 @@ mod tests {
         assert_eq!(edited(&Edit::MaskShift(-1), 5, &mask), [0.0, 0.0, X, X, X, 0.0, 0.0, 0.0, X, X]);
         assert_eq!(edited(&Edit::MaskShift(3), 5, &mask), [0.0, 0.0, 0.0, 0.0, X, 0.0, 0.0, 0.0, 0.0, X]);
         assert_eq!(edited(&Edit::WholeStep, 5, &mask), edited(&Edit::MaskShift(1), 5, &mask));
+        assert_eq!(edited(&Edit::Next(1), 5, &mask), [0.0, 0.0, 0.0, 0.0, X, 0.0, 0.0, 0.0, 0.0, 0.0]);
         assert_eq!(edited(&Edit::OwnStep, 5, &mask), [X, X, 0.0, X, X, X, X, 0.0, 0.0, X]);
         assert_eq!(edited(&Edit::BeforeStep, 5, &mask), [0.0, 0.0, X, X, X, 0.0, 0.0, X, X, X]);
         assert_eq!(edited(&Edit::Last(2), 5, &mask), [X, 0.0, 0.0, X, X, X, X, 0.0, 0.0, X]);

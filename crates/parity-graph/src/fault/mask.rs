@@ -48,15 +48,20 @@ pub(super) const ENTRIES: &[Entry] = &[
         place: "< for <= in the mask, or the number of cached tokens off by one",
         fix: "the row at position p sees positions 0 to p",
         parameter: Some("positions"),
-        silent: Some("for shifts above 0, in steps of one row: it shows in a prefill"),
+        silent: Some("for numbers above 0, in steps of one row: it shows in a prefill"),
         ops: ATTENTION,
         values: |_| {
-            [Argument::numbers([-1.0, 1.0, -2.0, 2.0, -3.0, 3.0]), vec![Argument::name("turned")]].concat()
+            let turned = ["turned", "unwritten"].map(Argument::name).to_vec();
+            [Argument::numbers([-1.0, 1.0, -2.0, 2.0, -3.0, 3.0]), turned].concat()
         },
         make: |site, argument| {
             let mask = masked(site)?;
             if argument.text() == Some("turned") {
                 return made(edit(mask, Edit::Rotate(1)), "the mask is one position off");
+            }
+            if argument.text() == Some("unwritten") {
+                let text = "rows see 1 position after their own, the last one a slot of the cache that nothing was written to";
+                return made(edit(mask, Edit::Next(1)), text);
             }
             let by = argument.integer().filter(|by| *by != 0)?;
             let text = match by {
