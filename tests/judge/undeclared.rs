@@ -259,3 +259,14 @@ fn a_small_factor_is_named_in_what_other_products_are_computed_in() {
     assert_eq!((audited.code, &audited.first[..]), (1, "blk.1.q_proj"));
     assert_eq!(first["diagnosis"][0]["fault"], "data.scaled", "{first}");
 }
+
+/// The product before the bias was not recorded: others show that it is of f32, in which the bias alone is missing.
+#[test]
+fn a_lost_bias_is_named_where_what_it_is_added_to_was_not_recorded() {
+    let (_whole, whole) = run(Q4, &["--inject", "linear.no_bias@blk.2.v"]);
+    let (_folder, dump) = foreign(&whole, hooked, |x| x);
+    let audited = program::audit(&dump, Path::new(Q4), &["--allow-missing", "--numerics", "f32"]);
+    let first = &audited.report["first_divergence"];
+    assert_eq!((audited.code, &audited.first[..]), (1, "blk.2.v"));
+    assert_eq!(first["diagnosis"][0]["fault"], "linear.no_bias", "{first}");
+}

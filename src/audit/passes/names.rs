@@ -3,12 +3,16 @@
 use std::collections::{HashMap, HashSet};
 
 use super::super::named::Naming;
-use super::super::{attentions, shown_products};
+use super::super::node::IN_F32;
+use super::super::{attentions, shown_products, storage_types};
 use super::unlike::BARELY;
 use super::{Aim, Assumed, Findings, Passes};
+use crate::arithmetic::Operands;
+use crate::audit::bridge::Unseen;
 use crate::audit::{Finding, Labelled};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
+use crate::numerics::Storage;
 
 /// Nodes that are diagnosed: the later ones are mostly the same mistake in other layers.
 pub(super) const DIAGNOSED_MAX: usize = 8;
@@ -20,6 +24,7 @@ const SIMULATED_STEPS_MAX: usize = 2;
 impl Passes<'_> {
     /// Names what is wrong with the first of the nodes that are, each in the first steps in which it is.
     pub(super) fn name(&self, assumed: &Assumed, findings: &mut Findings) -> Result<()> {
+        let assumed = &self.as_shown(assumed, findings);
         let is_wrong = |id: &&Checkpoint| findings.nodes.get(*id).is_some_and(Finding::is_wrong);
         let wrong: Vec<Checkpoint> =
             findings.order.iter().filter(is_wrong).take(DIAGNOSED_MAX).copied().collect();
@@ -44,6 +49,16 @@ impl Passes<'_> {
             findings.take_names(named);
         }
         Ok(())
+    }
+
+    /// With products that were not recorded in f32 as those that were show it, or as it is declared: what other engines round there
+    /// hides names, and a name that is found in it has another argument.
+    fn as_shown(&self, assumed: &Assumed, findings: &Findings) -> Assumed {
+        let shown = shown_products::operands(findings, self.graphs).map(|shown| shown.operands);
+        let declared = storage_types::declares_plain(self.steps).then_some(Operands::Exact);
+        let products = shown.or(declared).filter(|_| assumed.kept == Storage::F32);
+        let unseen = Unseen { products: assumed.unseen.products.or(products), ..assumed.unseen };
+        Assumed { unseen, ..assumed.clone() }
     }
 
     /// Names of what is wrong with some nodes, by the first steps in which they are beyond what bounds explain.
@@ -83,17 +98,28 @@ impl Passes<'_> {
             if there.first().is_some_and(|first| !is_beyond(id, *first)) {
                 later.insert(id);
             }
-            let beyond = there.into_iter().filter(|step| is_beyond(id, *step));
+            let beyond: Vec<usize> = there.into_iter().filter(|step| is_beyond(id, *step)).collect();
             let steps_max = if simulated.is_empty() { DIAGNOSED_STEPS_MAX } else { SIMULATED_STEPS_MAX };
-            named.extend(beyond.take(steps_max).map(|step| (step, id)));
+            named.extend(self.some_of(&beyond, steps_max).map(|step| (step, id)));
         }
         let Some(diagnose) = self.how.diagnose.filter(|_| !named.is_empty()) else {
             return Ok(Findings::default());
         };
         let (wants, in_step) = (|id| wrong.contains(&id), |step, id| named.contains(&(step, id)));
-        let (wrong, usual) = (&findings.certain(), shown_products::usual(findings, self.graphs));
+        let declared = storage_types::declares_plain(self.steps).then_some(IN_F32);
+        let usual = shown_products::usual(findings, self.graphs).or(declared);
+        let wrong = &findings.certain();
         let naming = Naming { diagnose, later: &later, wrong, usual, simulated };
         self.judge(assumed, &wants, &in_step, Aim::Name(naming))
+    }
+
+    /// The first of some steps, the last of them the one of most rows: single rows behind a prompt are alike, and a chunk tells
+    /// mistakes apart that are the same in all of them.
+    fn some_of(&self, steps: &[usize], most: usize) -> impl Iterator<Item = usize> {
+        let (first, rest) = steps.split_at(steps.len().min(most - 1));
+        let rows = |step: &&usize| self.steps.positions(**step).len();
+        let longest = rest.iter().rev().max_by_key(rows);
+        first.iter().chain(longest).copied()
     }
 
     /// Names what is wrong with the first of nodes whose bounds are too wide to tell one mistake from another, by what rounding was
