@@ -85,8 +85,9 @@ pub fn doubt_attention(findings: &mut Findings) {
         let of_kind = || findings.nodes.iter().filter(|(other, _)| other.kind() == id.kind());
         let others = || of_kind().map(|(_, one)| one).filter(|one| one.is_healthy() && one.judged > 0);
         let least = others().map(Finding::over).fold(f64::INFINITY, f64::min);
+        let is_narrow = |one: &Finding| one.unit > UNIT_F32;
         let is_open = finding.is_wrong() && finding.diagnosis().0.is_empty() && attends(id.kind());
-        is_open && others().next().is_some() && others().all(is_coarse) && finding.over() <= BARELY * least
+        is_open && others().next().is_some() && others().all(is_narrow) && finding.over() <= BARELY * least
     };
     let barely: Vec<Checkpoint> = findings.nodes.iter().filter(is_barely).map(|(id, _)| *id).collect();
     for id in barely {
