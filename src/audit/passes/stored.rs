@@ -34,7 +34,8 @@ impl Assumed {
         (mut tried, values): (Vec<Hypothesis>, &'v [f64]),
     ) -> (Vec<Hypothesis>, Cow<'v, [f64]>) {
         let op = &node.program.graph.get(node.id).op;
-        if reads_unrounded(node) {
+        // What a cache in blocks holds is carried too: of nothing but products is it known that their source was not rounded.
+        if !self.unrounded.is_empty() && *op == Op::MulMat && reads_unrounded(node) {
             tried.retain(|one| one.arithmetic.operands == Arithmetic::EXACT.operands);
         }
         let kept =
