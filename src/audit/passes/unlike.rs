@@ -95,12 +95,6 @@ pub fn doubt_attention(findings: &mut Findings) {
     }
 }
 
-/// Whether nothing but arithmetics coarser than f32 explains a node.
-fn is_coarse(finding: &Finding) -> bool {
-    let mut names = finding.computed_in.iter();
-    names.all(|name| coarseness(name).is_some_and(|unit| unit > UNIT_F32)) && !finding.computed_in.is_empty()
-}
-
 /// Takes nodes behind what was not recorded for undecided that have no name and are barely further off than all of their kind are, at
 /// least half, which what the type of the engine's values rounds explains: products in int8 round a little more than bf16 does. Where
 /// the dump declares what is rounded, they are wrong.
@@ -128,6 +122,11 @@ pub fn doubt_barely(steps: &dyn Steps, findings: &mut Findings) {
 /// Takes the name of a mistake from a node that is barely wrong, where it leaves more than f32 rounds and the same node of
 /// other layers is explained by a coarser arithmetic alone: what such an arithmetic rounds looks like many mistakes then.
 pub fn unname(findings: &mut Findings) {
+    let is_coarse = |finding: &Finding| {
+        let mut names = finding.computed_in.iter();
+        names.all(|name| coarseness(name).is_some_and(|unit| unit > UNIT_F32))
+            && !finding.computed_in.is_empty()
+    };
     let is_uncertain = |(id, finding): &(&Checkpoint, &Finding)| {
         let others =
             || findings.nodes.iter().filter(|(other, one)| other.kind() == id.kind() && one.is_healthy());

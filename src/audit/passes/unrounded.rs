@@ -129,12 +129,16 @@ impl Passes<'_> {
         let Passes { steps, graphs, gguf, .. } = *self;
         let hidden = |_: usize, id: Checkpoint| sources.contains(&id).then_some(None);
         let without = Instead { steps, of: &hidden, chosen: &|_| true };
-        let reads = |id: Checkpoint| {
-            graphs.iter().any(|(_, labelled)| labelled.inputs(id).iter().any(|id| sources.contains(id)))
+        let reads = |(labelled, id): &(&Labelled, Checkpoint)| {
+            labelled.inputs(*id).iter().any(|source| sources.contains(source))
         };
+        let products = graphs.iter().flat_map(|(_, own)| own.products().map(move |(_, id)| (*own, id)));
+        let readers: HashSet<Checkpoint> = products.filter(reads).map(|(_, id)| id).collect();
         let mut machine: Machine<'_, f64> = Machine::new(gguf, Arithmetic::EXACT).rounding(false);
         let mut found = Unrounded::new();
-        for (&(step, labelled), needed) in graphs.iter().zip(needed(&without, graphs, &reads)) {
+        for (&(step, labelled), needed) in
+            graphs.iter().zip(needed(&without, graphs, &|id| readers.contains(&id)))
+        {
             let mut again = Again { step, steps, labelled, sources, of_norm, found: &mut found };
             let input = |leaf| labelled.input(steps, step, leaf);
             machine.step_of(&labelled.program, &|node| needed[node], &input, &mut again)?;
