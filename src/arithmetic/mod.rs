@@ -11,9 +11,11 @@ pub mod narrow;
 mod packed;
 pub mod product;
 pub mod round;
+mod softmax;
 
 pub use backend::Hypothesis;
 pub use packed::{CACHES, Cached, Packed, both, bounded_by, name_of};
+pub use softmax::{Scale, Softmax};
 
 use crate::numerics::Storage;
 
@@ -275,17 +277,6 @@ pub enum Angles {
     OfFrequencies(Storage),
 }
 
-/// What a softmax keeps in a narrow type.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Softmax {
-    /// Scaled scores with their mask.
-    pub scores: Storage,
-    /// Whether scores are rounded after each step too: as products, scaled, capped.
-    pub steps: bool,
-    /// The result.
-    pub weights: Storage,
-}
-
 /// How log(1 + e^x) is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Softplus {
@@ -364,11 +355,6 @@ impl Flash {
     pub fn is_of_a_device(self) -> bool {
         matches!(self, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(_))
     }
-}
-
-impl Softmax {
-    /// Nothing.
-    pub const F32: Softmax = Softmax { scores: Storage::F32, steps: false, weights: Storage::F32 };
 }
 
 impl Arithmetic {

@@ -6,7 +6,7 @@ use super::Steps;
 use super::node::{self, Hypothesis};
 use super::operands::{operands, products};
 use crate::arithmetic::{
-    Arithmetic, Flash, Fresh, Narrow, OfAttention, Operands, Scaled, Softmax, Weights, cache_blocks,
+    Arithmetic, Flash, Fresh, Narrow, OfAttention, Operands, Scale, Scaled, Softmax, Weights, cache_blocks,
 };
 use crate::checkpoint::Kind;
 use crate::numerics::{Numerics, Products, Storage};
@@ -234,6 +234,33 @@ pub fn in_narrow(kept: Storage, declared: Option<Numerics>) -> Vec<Hypothesis> {
     };
     let cached: Vec<Hypothesis> = all.iter().filter(|_| is_cached).map(cached).collect();
     [all, cached].concat()
+}
+
+/// The same with a scale that is kept in the engine's type, or with log2 e folded into it, or both, where that gives other numbers.
+/// With a cap, which is a product more, neither was seen.
+pub fn with_scales(kept: Storage, narrow: &[Hypothesis], args: &Args<'_, f64>) -> Vec<Hypothesis> {
+    let [scale, cap] = [0, 2].map(|at| f64::from(args.params.float(at)));
+    let kinds =
+        [(kept, false), (Storage::F32, true), (kept, true)].map(|(kept, folded)| Scale { kept, folded });
+    let with = |one: &Hypothesis, scale| {
+        let arithmetic =
+            Arithmetic { softmax: Softmax { scale, ..one.arithmetic.softmax }, ..one.arithmetic };
+        Hypothesis { arithmetic, ..*one }
+    };
+    // Folded in f32 it moves what is rounded behind it alone.
+    let rounds_behind = |one: &Hypothesis| {
+        let before = matches!(one.arithmetic.flash, Flash::Rounded(_, _, Scaled::Queries));
+        before || one.arithmetic.softmax.scores != Storage::F32
+    };
+    let is_another = |of: Scale, one: &Hypothesis| match of.folded {
+        false => of.of(scale) != scale,
+        true => of.kept != Storage::F32 || rounds_behind(one),
+    };
+    // The root of a scale is that of a program in single operations, which fold nothing.
+    let is_whole = |one: &&Hypothesis| !matches!(one.arithmetic.flash, Flash::Rounded(_, _, Scaled::Both));
+    let narrow = narrow.iter().filter(|one| cap == 0.0 && one.arithmetic.cache == kept && is_whole(one));
+    let all = narrow.flat_map(|one| kinds.map(|of| (of, one)));
+    all.filter(|(of, one)| is_another(*of, one)).map(|(of, one)| with(one, of)).collect()
 }
 
 /// The same with the scale in what is rounded. Where it is a power of two, nothing else comes of it but for its root.

@@ -5,7 +5,8 @@
 //! error's direction is compared with the direction d that its output moves in with the scale: c = Σ e·d over the lengths of
 //! both, between -1 and 1. Of roundings Σ c stays within `DEVIATIONS` times the root of Σ c² [6]; with a factor every c is
 //! about one. An exponential of large errors leans to one side: by half of their variance to second order, beside the errors themselves
-//! in quadrature over the positions that share the weight. That much is allowed for.
+//! in quadrature over the positions that share the weight. That much is allowed for, and the one factor that a kernel may have
+//! rounded: its scale, kept in the engine's type. What is nearest to it of all errors, up to one rounding, is taken off them.
 
 use std::collections::HashSet;
 
@@ -49,6 +50,7 @@ pub fn over(
             rows.push((start, errors, common));
         }
     }
+    take_rounded_scale(&mut rows, storage_unit(narrow));
     // Of a cache nobody knows how little it is off by but from what it comes to.
     let shown = bounded.map_or(f64::INFINITY, |_| off_by_each(&rows));
     let mut of = [Common::default(); 2];
@@ -57,6 +59,20 @@ pub fn over(
         of.iter_mut().zip(&common.moves).for_each(|(of, moves)| of.add(*start, along(errors, moves), leans));
     }
     of.into_iter().map(|of| (of.element, of.over())).collect()
+}
+
+/// Takes off the errors what they have of a scale that is off by up to `unit`, relative: the least squares of all rows.
+fn take_rounded_scale(rows: &mut [(usize, Vec<f64>, InCommon)], unit: f64) {
+    let sum = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    let along: f64 = rows.iter().map(|(_, errors, common)| sum(errors, &common.moves[0])).sum();
+    let squares: f64 = rows.iter().map(|(.., common)| sum(&common.moves[0], &common.moves[0])).sum();
+    let off = along / squares;
+    if off.is_finite() {
+        let off = off.clamp(-unit, unit);
+        for (_, errors, common) in rows {
+            errors.iter_mut().zip(&common.moves[0]).for_each(|(error, moves)| *error -= off * moves);
+        }
+    }
 }
 
 /// How far scores are off each, if that is all that outputs are off by: the root mean square over rows.

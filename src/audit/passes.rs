@@ -112,7 +112,6 @@ pub fn audit(
     if watch::over().is_none() && !steps.is_own_graph() {
         passes.simulate(&mut assumed, &mut findings)?;
         unlike::doubt_barely(steps, &mut findings);
-        unlike::doubt_attention(&mut findings);
         passes.doubt_activations(&mut findings)?;
         passes.doubt_noise(&mut findings)?;
     }

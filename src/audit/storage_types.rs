@@ -371,7 +371,9 @@ pub fn hypotheses(
     let Some([name, rounded]) = readings(kept) else { return more };
     let narrow = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
     if *op == Op::FlashAttn {
-        more.extend(attentions::in_narrow(kept, declared));
+        let narrow = attentions::in_narrow(kept, declared);
+        let with_scales = attentions::with_scales(kept, &narrow, args);
+        more.extend(narrow.into_iter().chain(with_scales));
     }
     more.push(Hypothesis { name, arithmetic: narrow });
     if is_product(op, args) && declared.is_none_or(|declared| declared.storage == kept) {

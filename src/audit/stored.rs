@@ -18,6 +18,8 @@ const KEYS: usize = 1;
 const MASK: usize = 3;
 /// Stands for scores among the slots of sources that are disturbed.
 const SCORES: usize = usize::MAX - 2;
+/// Of the scale.
+const SCALE: usize = usize::MAX - 3;
 
 /// Values of sources as an arithmetic has them, where that is not as they lie in memory.
 pub struct Narrowed {
@@ -142,10 +144,11 @@ impl Narrowed {
                 *value += STEPS.sqrt() * storage(dtype, *value) * draw(slot, i);
             }
             // A score is rounded as a whole, as if all of its key were off by one factor: what its products sum to may be many times
-            // what their errors do.
+            // what their errors do. The scale of all is rounded once.
             if *op == Op::FlashAttn && slot == KEYS {
+                let scale = 1.0 + storage_unit(kept) * draw(SCALE, 0);
                 for (row, key) in values.chunks_mut(source.shape()[3].max(1)).enumerate() {
-                    let factor = 1.0 + STEPS.sqrt() * storage_unit(kept) * draw(SCORES, row);
+                    let factor = scale * (1.0 + STEPS.sqrt() * storage_unit(kept) * draw(SCORES, row));
                     key.iter_mut().for_each(|value| *value *= factor);
                 }
             }

@@ -152,8 +152,10 @@ fn of_softmax() -> impl Iterator<Item = (String, Arithmetic)> {
 }
 
 fn softmax(kept: Storage, name: &str) -> Vec<(String, Arithmetic)> {
-    let arithmetic =
-        |scores| Arithmetic { softmax: Softmax { scores, weights: kept, steps: false }, ..Arithmetic::EXACT };
+    let arithmetic = |scores| Arithmetic {
+        softmax: Softmax { scores, weights: kept, ..Softmax::F32 },
+        ..Arithmetic::EXACT
+    };
     [kept, Storage::F32].map(|scores| (format!("precision.{name}_softmax"), arithmetic(scores))).to_vec()
 }
 

@@ -5,7 +5,6 @@
 use indexmap::IndexMap;
 
 use super::super::Steps;
-use super::super::attentions::attends;
 use super::super::best::Simulated;
 use super::super::coarseness;
 use super::super::finding::{Finding, MISTAKES_SHOW};
@@ -73,27 +72,6 @@ pub(super) const WHOLLY: f64 = 0.999;
 /// What a node needs that is barely beyond what its engine's own type rounds in between.
 const NEEDS_BETWEEN: &str = "what lies before it, or `--numerics`: it is off by little more than what values of their type round in \
                              between, as others of its kind are by little less, and the engine may round more than that";
-
-/// What attention needs that is barely beyond what the type of its values rounds within it.
-const NEEDS_WITHIN: &str = "attn_scores and attn_probs: it is off by little more than what values of their type round within \
-                            attention, as that of other layers is by little less, and the engine may round more than that";
-
-/// Takes attention without a name for undecided that is barely further off than that of all other layers, which a narrow type alone
-/// explains: a kernel may round its scale, queries times it, or the logarithm that it works in. No declaration says which.
-pub fn doubt_attention(findings: &mut Findings) {
-    let is_barely = |(id, finding): &(&Checkpoint, &Finding)| {
-        let of_kind = || findings.nodes.iter().filter(|(other, _)| other.kind() == id.kind());
-        let others = || of_kind().map(|(_, one)| one).filter(|one| one.is_healthy() && one.judged > 0);
-        let least = others().map(Finding::over).fold(f64::INFINITY, f64::min);
-        let is_narrow = |one: &Finding| one.unit > UNIT_F32;
-        let is_open = finding.is_wrong() && finding.diagnosis().0.is_empty() && attends(id.kind());
-        is_open && others().next().is_some() && others().all(is_narrow) && finding.over() <= BARELY * least
-    };
-    let barely: Vec<Checkpoint> = findings.nodes.iter().filter(is_barely).map(|(id, _)| *id).collect();
-    for id in barely {
-        findings.nodes[&id] = findings.nodes[&id].as_undecided(NEEDS_WITHIN);
-    }
-}
 
 /// Takes nodes behind what was not recorded for undecided that have no name and are barely further off than all of their kind are, at
 /// least half, which what the type of the engine's values rounds explains: products in int8 round a little more than bf16 does. Where

@@ -118,10 +118,9 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
             scaled(kind, own, values.to_mut());
             scale = if cap == 0.0 { 1.0 } else { cap };
         }
-        let before = Factors::of(kind, scale);
+        let (before, scale) = Factors::of(kind, args.arithmetic.softmax.scale, scale);
         if before.any() {
             before.of_queries(values.to_mut());
-            scale = 1.0;
         }
         let mut rounded = round::activations(rounding, View::new(b * h * n, dk, &values));
         rounded.ties.extend(before.ties(kind, dk, &values));
@@ -243,14 +242,10 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
     #[inline(always)]
     pub fn score(&self, product: f64, bias: f64) -> (f64, f64) {
         let Softmax { scores, steps, .. } = self.softmax;
-        let last = |value: f64| {
-            if scores == Storage::F32 {
-                return value;
-            }
-            f64::from(scores.nearest(value as f32))
-        };
+        let last = |value: f64| self.softmax.kept(value);
         let step = |value: f64| if steps { last(value) } else { value };
-        let scaled = step(self.scale * step(product));
+        let product = if steps { f64::from(scores.nearest(product as f32)) } else { product };
+        let scaled = step(self.scale * product);
         let capped = match self.cap {
             0.0 => scaled,
             cap => step(cap * step(step(scaled / cap).tanh())),

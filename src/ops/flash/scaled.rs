@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use super::super::bound::UNIT_F32;
 use crate::arithmetic::cuda_blocks::QUERIES;
 use crate::arithmetic::round::{Rounding, Tie};
-use crate::arithmetic::{Flash, Narrow, OfAttention, Scaled, Vector};
+use crate::arithmetic::{Flash, Narrow, OfAttention, Scale, Scaled, Vector};
 use crate::gguf::DType;
 use crate::numerics::Products;
 use crate::scalar::{Scalar, half};
@@ -40,18 +40,20 @@ pub struct Factors {
 impl Factors {
     const NONE: Factors = Factors { queries: 1.0, keys: 1.0 };
 
-    /// Of a kind of attention with this scale. What llama.cpp's kernels multiply is none of it, see [`scaled`].
-    pub fn of(kind: Flash, scale: f64) -> Factors {
+    /// Of a kind of attention with this scale, which is kept so, and what is left of it for their products. What llama.cpp's
+    /// kernels multiply is none of it, see [`scaled`].
+    pub fn of(kind: Flash, kept: Scale, scale: f64) -> (Factors, f64) {
+        let (own, unit) = (kept.of(scale), kept.unit());
         match kind {
-            Flash::Rounded(_, _, Scaled::Both) if scale >= 0.0 => {
-                let root = scale.sqrt() as f32;
-                Factors { queries: root, keys: root }
+            Flash::Rounded(_, _, Scaled::Both) if own >= 0.0 => {
+                let root = own.sqrt() as f32;
+                (Factors { queries: root, keys: root }, unit)
             }
             // The root of a scale that is negative would be none.
             Flash::Rounded(_, _, Scaled::Queries | Scaled::Both) => {
-                Factors { queries: scale as f32, keys: 1.0 }
+                (Factors { queries: own as f32, keys: 1.0 }, unit)
             }
-            _ => Factors::NONE,
+            _ => (Factors::NONE, own * unit),
         }
     }
 
