@@ -68,7 +68,7 @@ pub fn measure(
             progress(measured.borrow().len(), ids.len());
         }
     };
-    let how = How { rows: AuditRows::default(), wants, diagnose: None, look: Some(&look) };
+    let how = How { rows: AuditRows::default(), wants, diagnose: None, look: Some(&look), only: None };
     let findings = audit(steps, graphs, gguf, &how)?;
     let measured = measured.into_inner();
     let nodes = ids.iter().map(|&id| match (findings.nodes.get(&id), measured.get(&id)) {

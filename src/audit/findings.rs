@@ -13,7 +13,7 @@ use crate::report::words::count;
 use crate::watch::Known;
 
 /// What an audit of a recording with its graph found.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Findings {
     /// Ids in the order in which they are executed, of all graphs.
     pub order: Vec<Checkpoint>,

@@ -190,7 +190,7 @@ impl Graphs {
         rows: usize,
     ) -> Result<Findings> {
         let wants = |id: Checkpoint| ids.contains(&id);
-        let how = How { rows: AuditRows::Only(rows), wants: &wants, diagnose: None, look: None };
+        let how = How { rows: AuditRows::Only(rows), wants: &wants, diagnose: None, look: None, only: None };
         let steps: Vec<(usize, &Labelled)> = self.steps();
         audit(&self.judged(dump, dump), &steps, gguf, &how)
     }

@@ -172,7 +172,12 @@ pub struct How<'a> {
     pub diagnose: Option<Diagnose<'a>>,
     /// Looks at every node that was judged.
     pub look: Option<Look<'a>>,
+    /// The arithmetics that a node may have been computed in, by their names; `None` where any may be.
+    pub only: Option<Only<'a>>,
 }
+
+/// Whether a node may have been computed in an arithmetic of a name.
+pub type Only<'a> = &'a dyn Fn(Checkpoint, &str) -> bool;
 
 /// Looks at what was judged of a node in a step, healthy or not.
 pub type Look<'a> = &'a dyn Fn(usize, Checkpoint, &Suspect<'_>);
@@ -197,6 +202,7 @@ struct Auditor<'a> {
     /// Where nodes are judged once more for the names of what is wrong with them.
     naming: Option<Naming<'a>>,
     look: Option<Look<'a>>,
+    only: Option<Only<'a>>,
     /// By node that picks rows of a state that its sequence went back to: the newest ones.
     newest: BTreeMap<Id, Vec<f64>>,
     /// Rows that wait for those of other steps, where there are other steps.
@@ -318,6 +324,11 @@ impl Auditor<'_> {
         }
         let (tried, centred) = self.assumed.as_stored(self.steps, (kept, recorded), node, (tried, values));
         let (mut tried, values) = (tried, &*centred);
+        if let Some(only) = self.only
+            && tried.iter().any(|one| only(checkpoint, one.name))
+        {
+            tried.retain(|one| only(checkpoint, one.name));
+        }
         self.findings.at(checkpoint).row_shape = recorded.shape.get(1..).unwrap_or_default().to_vec();
         if let (Some(pending), Ok(args)) = (&mut self.pending, args)
             && values.len() == recorded.values.len()

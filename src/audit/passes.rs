@@ -145,6 +145,19 @@ pub fn bounded(
     Ok(findings)
 }
 
+/// The same of nodes each by itself: by nothing that is found out of all of them together, such as activations in eight bits.
+///
+/// # Errors
+/// As [`audit`].
+pub fn alone(
+    steps: &dyn Steps,
+    graphs: &[(usize, &Labelled)],
+    gguf: &Gguf,
+    how: &How<'_>,
+) -> Result<Findings> {
+    Passes::of(steps, graphs, gguf, how).alone()
+}
+
 /// Which nodes a pass judges.
 type Wants<'b> = &'b dyn Fn(Checkpoint) -> bool;
 
@@ -170,24 +183,42 @@ impl<'a> Passes<'a> {
         Passes { steps, graphs, gguf, how, of: Cell::new(Some(of)) }
     }
 
-    /// Judges all nodes by the bounds of the worst case; what was assumed in the end.
-    fn bounded(&self) -> Result<(Assumed, Findings)> {
-        let Passes { steps, graphs, how, .. } = *self;
-        let usual = attentions::attentions(steps).first().map_or(Arithmetic::EXACT, |usual| usual.arithmetic);
-        let (kept, shown) = (Storage::F32, Storage::F32);
-        let unseen = Unseen::of(usual);
-        let (any_attention, may_be_better) = (Some(HashSet::new()), true);
-        let mut assumed = Assumed {
+    /// What is assumed at first.
+    fn assumed(&self) -> Assumed {
+        let usual =
+            attentions::attentions(self.steps).first().map_or(Arithmetic::EXACT, |usual| usual.arithmetic);
+        Assumed {
             rounds: true,
-            kept,
-            shown,
-            unseen,
-            may_be_better,
-            any_attention,
+            kept: Storage::F32,
+            shown: Storage::F32,
+            unseen: Unseen::of(usual),
+            may_be_better: true,
+            any_attention: Some(HashSet::new()),
             storing: Storing::Nearest,
             packed: None,
             unrounded: Rc::default(),
-        };
+        }
+    }
+
+    /// Judges nodes each by itself, in f32 and in the type that the recording shows, and names what is wrong with them.
+    fn alone(&self) -> Result<Findings> {
+        let (is_own, mut assumed) = (self.steps.is_own_graph(), self.assumed());
+        (assumed.rounds, assumed.any_attention) = (is_own, None);
+        let mut findings = self.run(&assumed, self.how.wants)?;
+        let shown = storage_types::shown(self.steps, self.graphs);
+        if !is_own && shown != Storage::F32 {
+            (assumed.kept, assumed.shown) = (shown, shown);
+            let is_wrong = findings.all_wrong();
+            findings.nodes.extend(self.run(&assumed, &|id| is_wrong.contains(&id))?.nodes);
+        }
+        self.name(&assumed, &mut findings)?;
+        Ok(findings)
+    }
+
+    /// Judges all nodes by the bounds of the worst case; what was assumed in the end.
+    fn bounded(&self) -> Result<(Assumed, Findings)> {
+        let Passes { steps, graphs, how, .. } = *self;
+        let mut assumed = self.assumed();
         if steps.is_own_graph() {
             let mut findings = self.run(&assumed, how.wants)?;
             cut_out::judge(steps, graphs, how.wants, &mut findings);
@@ -313,6 +344,7 @@ impl<'a> Passes<'a> {
                 lost,
                 naming,
                 look: how.look,
+                only: how.only,
                 newest: BTreeMap::new(),
                 pending: Some(&mut *pending)
                     .filter(|_| naming.is_none() && how.look.is_none() && graphs.len() > 1),

@@ -4,6 +4,7 @@
 //! So what reads a wrong node, and is wrong too, is judged once more as if that node had not been recorded. Where rounding
 //! then explains it, it is no fault of its own.
 
+mod before;
 mod overwritten;
 
 use std::collections::HashSet;
@@ -60,8 +61,9 @@ fn judged(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf, how: &H
             findings.nodes.insert(id, found);
         }
     }
-    let wrong = findings.all_wrong();
     let reads = reads(graphs);
+    before::accuse((steps, graphs, gguf), how, &reads, &mut findings)?;
+    let wrong = findings.all_wrong();
     let inputs = findings.order.iter().filter(|id| wrong.contains(*id));
     let inputs = inputs.map(|id| (*id, wrong_inputs(*id, &reads, &findings, &wrong, false)));
     let mut open: Inputs = inputs.filter(|(_, of)| !of.is_empty()).collect();
@@ -137,7 +139,7 @@ fn clear(
     let audits = inputs.keys().filter_map(|reader| findings.nodes[reader].audit());
     let beyond: HashSet<u32> = audits.flat_map(|audit| audit.rows_beyond).collect();
     let wants = |id: Checkpoint| inputs.contains_key(&id);
-    let how = How { rows, wants: &wants, diagnose: None, look: None };
+    let how = How { rows, wants: &wants, diagnose: None, look: None, only: None };
     let chosen = |row: Option<u32>| row.is_some_and(|row| beyond.contains(&row));
     let without = |hidden: HashSet<Checkpoint>| {
         let of = |_, id| hidden.contains(&id).then_some(None);

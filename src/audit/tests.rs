@@ -97,7 +97,7 @@ fn found(held: &Held) -> Findings {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("reference-dumps/models/qwen2-tiny-py-F16.gguf");
     let gguf = Gguf::open(&path).unwrap();
     let (prefill, decode) = (labelled(3), labelled(1));
-    let how = How { rows: AuditRows::default(), wants: &|_| true, diagnose: None, look: None };
+    let how = How { rows: AuditRows::default(), wants: &|_| true, diagnose: None, look: None, only: None };
     audit(held, &[(0, &prefill), (1, &decode)], &gguf, &how).unwrap()
 }
 

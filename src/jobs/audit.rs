@@ -84,7 +84,7 @@ pub fn judged(dump: &Dump, by: &ByGraph<'_>, options: &Options) -> Result<Report
         return Err(nothing_selected(dump));
     }
     let shown = |id: Checkpoint| selected.contains(&id);
-    let how = How { rows: *rows, wants: &shown, diagnose: Some(&diagnose), look: None };
+    let how = How { rows: *rows, wants: &shown, diagnose: Some(&diagnose), look: None, only: None };
     let findings = audit::audit(&judged, &graphs, by.gguf, &how)?;
     let (unseen, seen): (Vec<Checkpoint>, Vec<Checkpoint>) =
         all.iter().partition(|id| is_left_out(**id, &findings, &judged, selection));

@@ -211,7 +211,7 @@ pub fn judged(
     let all = with_cut_out(audit::order(&all_graphs, &|_| true), [&ours_side, &theirs_side], sides);
     let selected = selection.of_graph(all.iter().copied());
     let wants = |id: Checkpoint| selected.contains(&id);
-    let how = How { rows, wants: &wants, diagnose: Some(&diagnose), look: None };
+    let how = How { rows, wants: &wants, diagnose: Some(&diagnose), look: None, only: None };
     let owners = [(&mut ours_side, candidate, own.is_ok()), (&mut theirs_side, reference, other.is_ok())];
     audit_all(owners, are_of_the_same_steps(sides), by.gguf, &how)?;
     let (ours, theirs) = (&ours_side.findings, &theirs_side.findings);

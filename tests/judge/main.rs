@@ -6,6 +6,7 @@ mod agreement;
 mod attentions;
 mod audit;
 mod backends;
+mod before;
 mod blocks;
 mod caches;
 mod copies;

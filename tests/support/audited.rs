@@ -40,7 +40,7 @@ pub fn run(model: &str, how: &[&str]) -> (TempDir, PathBuf) {
 pub fn audited(dump: &Path, gguf: &Gguf, rows: AuditRows) -> Findings {
     let dump = Dump::open(dump).unwrap();
     let graphs = Graphs::of_dump(&dump, gguf).unwrap();
-    let how = How { rows, wants: &|_| true, diagnose: None, look: None };
+    let how = How { rows, wants: &|_| true, diagnose: None, look: None, only: None };
     audit(&graphs.judged(&dump, &dump), &graphs.steps(), gguf, &how).unwrap()
 }
 

@@ -118,7 +118,8 @@ impl Ran {
 
     /// Judges everything.
     pub fn audit(&self) -> Findings {
-        let how = How { rows: AuditRows::All, wants: &|_| true, diagnose: Some(&diagnose), look: None };
+        let how =
+            How { rows: AuditRows::All, wants: &|_| true, diagnose: Some(&diagnose), look: None, only: None };
         audit(self, &self.graphs.steps(), &self.gguf, &how).unwrap()
     }
 

@@ -110,7 +110,7 @@ fn holds(
         _ => None,
     };
     let wants = |asked: Checkpoint| asked == held.by;
-    let how = How { rows, wants: &wants, diagnose: None, look: None };
+    let how = How { rows, wants: &wants, diagnose: None, look: None, only: None };
     let found = passes::bounded(&Instead { steps, of: &of, chosen: &|_| true }, graphs, gguf, &how)?;
     let is_near = |found: &Finding| found.audit().is_some_and(|audit| audit.local.rel_l2 <= MISTAKES_SHOW);
     let is_it = |found: &Finding| found.judged > 0 && found.is_healthy() && is_near(found);

@@ -68,7 +68,8 @@ pub fn write(dump: &mut Dump, file: &ModelFile, id: Checkpoint, dir: &Path) -> R
         }
     };
     let wants = |other: Checkpoint| other == id;
-    let how = How { rows: AuditRows::default(), wants: &wants, diagnose: None, look: Some(&look) };
+    let how =
+        How { rows: AuditRows::default(), wants: &wants, diagnose: None, look: Some(&look), only: None };
     audit::audit(&judged, &graphs, file.gguf(), &how)?;
     if let Some(error) = failed.into_inner() {
         return Err(error);
