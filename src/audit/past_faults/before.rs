@@ -37,7 +37,7 @@ pub fn accuse(
     }
     let wants = |id: Checkpoint| known.contains_key(&id);
     let only = |id: Checkpoint, name: &str| known.get(&id).is_none_or(|names| names.contains(name));
-    let again = How { rows: AuditRows::All, wants: &wants, only: Some(&only), ..*how };
+    let again = How { rows: AuditRows::All, wants: &wants, look: None, only: Some(&only), ..*how };
     let chosen = |row: Option<u32>| row.is_some_and(|row| beyond.contains(&row));
     let found = passes::alone(&Instead { steps, of: &|_, _| None, chosen: &chosen }, graphs, gguf, &again)?;
     let accused: HashMap<Checkpoint, Finding> =
